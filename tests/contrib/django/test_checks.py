@@ -23,7 +23,7 @@ from rest_framework.viewsets import ViewSet
 
 from weblock.contrib.django import lock, locks
 from weblock.contrib.django.checks import MIDDLEWARE
-from weblock.contrib.django.discovery import views_at
+from weblock.contrib.django.view_lock import views_at
 
 from .requests import urls
 

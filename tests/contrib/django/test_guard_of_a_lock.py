@@ -253,7 +253,7 @@ def test_a_guard_of_the_alias_needs_exclusive_leases(serve: Any, alias: Any, cap
 
 def by_rule(rule: Any) -> None:
     """Reads it as the settings are read."""
-    from weblock.contrib.django.rules import Rules
+    from weblock.contrib.django.view_lock import Rules
 
     Rules([rule], alias="default")
 

@@ -3,16 +3,21 @@
 For ``INSTALLED_APPS``, with ``middleware.LockMiddleware`` last in ``MIDDLEWARE``. Nothing here
 reads the settings before it is used.
 
-A request meets ``middleware``, which finds the locks of its view (``view_lock``, ``rules``), acquires
-them (``request``) and releases them when the transaction is over (``commits``); without it,
-``decorator`` does all that. ``settings`` reads ``WEBLOCK``, and has the locks that it describes.
+A request meets ``middleware``, which finds the locks of its view (``view_lock``), acquires them
+(``request``) and releases them when the transaction is over (``database``); where the middleware does
+not see it, the decorator does all that. ``settings`` reads ``WEBLOCK``, and has the locks that it
+describes.
 """
 
 from ..._requirements import require
 
 require("weblock.contrib.django", "django")
 
-from .decorator import async_lease_of, lease_of, lock  # noqa: E402 - only what fits can be imported
+from .middleware import (  # noqa: E402 - only what fits can be imported
+    async_lease_of,
+    lease_of,
+    lock,
+)
 from .request import request_locks  # noqa: E402
 from .settings import async_locks, locks  # noqa: E402
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from http import HTTPStatus
-from typing import Any, Final
+from inspect import unwrap
+from typing import Any, Final, TypeVar
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.conf import settings as django_settings
 from django.http import HttpRequest, HttpResponse
 from django.template.exceptions import TemplateDoesNotExist
@@ -18,13 +20,15 @@ from django.utils.cache import patch_vary_headers
 from ...errors import LockTimeout, WeblockError
 from ..kit.problems import Problem, Rewrite, problem_of
 from . import settings
-from .ninja import api_with_handler
-from .view_lock import DEFAULT, BusyView, ViewLock, acall, call
+from .internals import has_ninja_handler
+from .view_lock import DEFAULT, Call, ViewLock
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _FORMS: Final = (Problem.media_type, "application/json", "text/html")
 
-Form = Callable[[HttpRequest, Problem, WeblockError], HttpResponse]
-"""Makes a response from a problem."""
+_NINJA_API: Final = "weblock_ninja_api"
+"""The attribute of a request that has the API of django-ninja whose operation serves it."""
 
 
 def answer(
@@ -37,69 +41,61 @@ def answer(
     others get problem details. ``lock`` is the lock that the error is about: the settings of its alias
     apply, or those of ``default`` if it is ``None``.
     """
-    if not isinstance(error, WeblockError) or not (problem := _problem(error, lock)):
-        return None
-    return _form_for(request, error)(request, problem, error)
+    made = _making(request, error, lock)
+    return made() if made else None
 
 
-async def aanswer(
-    request: HttpRequest, error: BaseException | None, lock: ViewLock | None = None
+async def answer_for(
+    lock: ViewLock | None, request: HttpRequest, error: Exception, call: Call
 ) -> HttpResponse | None:
-    """Return the response from a task: what may use the database runs in the request's thread."""
-    if not isinstance(error, WeblockError) or not (problem := _problem(error, lock)):
+    """Return the response; for a busy key, what the lock's ``busy_view`` returns.
+
+    ``call`` calls what belongs to the project, and what may use the database.
+    """
+    if isinstance(error, LockTimeout):
+        given = _settings(lock)
+        view = (lock and lock.busy_view) or (given and given.busy_view)
+        response: HttpResponse | None = await call(view, request, error) if view else None
+        if response is not None:
+            return response
+    made = _making(request, error, lock)
+    if made is None:
         return None
-    form = _form_for(request, error)
-    if form is _details:
-        return form(request, problem, error)
-    response: HttpResponse = await sync_to_async(form)(request, problem, error)
-    return response
+    answered: HttpResponse = made() if made.func is _details else await call(made)
+    return answered
 
 
-def answer_for(
-    lock: ViewLock | None, request: HttpRequest, error: Exception
-) -> HttpResponse | None:
-    """Return the response; for a busy key, what the lock's ``busy_view`` returns."""
-    view = _busy_view(lock, error)
-    response: HttpResponse | None = call(view, request, error) if view else None
-    return answer(request, error, lock) if response is None else response
+def _settings(lock: ViewLock | None) -> settings.AliasSettings | None:
+    alias = lock.alias if lock else DEFAULT
+    return settings.of_alias(alias) if alias in settings.aliases() else None
 
 
-async def aanswer_for(
-    lock: ViewLock | None, request: HttpRequest, error: Exception
-) -> HttpResponse | None:
-    """Return what ``answer_for`` returns, from a task."""
-    view = _busy_view(lock, error)
-    response: HttpResponse | None = await acall(view, request, error) if view else None
-    return await aanswer(request, error, lock) if response is None else response
-
-
-def _busy_view(lock: ViewLock | None, error: Exception) -> BusyView | None:
-    if not isinstance(error, LockTimeout):
+def _making(
+    request: HttpRequest, error: BaseException | None, lock: ViewLock | None
+) -> partial[HttpResponse] | None:
+    """Return what makes the response, in the form that the client reads."""
+    if not isinstance(error, WeblockError):
         return None
-    own = lock.busy_view if lock else None
-    found: BusyView | None = own or settings.busy_view_of(_alias_of(lock))
-    return found
 
-
-def _problem(error: WeblockError, lock: ViewLock | None) -> Problem | None:
     def rewrite(problem: Problem, error: WeblockError) -> Problem:
-        own: Rewrite | None = settings.rewrite_of(_alias_of(lock))
+        given = _settings(lock)
+        own: Rewrite | None = given.rewrite if given else None
         return own(problem, error) if own else problem
 
-    return problem_of(error, rewrite, debug=django_settings.DEBUG)
-
-
-def _alias_of(lock: ViewLock | None) -> str:
-    return lock.alias if lock else DEFAULT
-
-
-def _form_for(request: HttpRequest, error: WeblockError) -> Form:
+    problem = problem_of(error, rewrite, debug=django_settings.DEBUG)
+    if problem is None:
+        return None
     match = request.resolver_match
+    form: Callable[[HttpRequest, Problem, WeblockError], HttpResponse]
     if match and _rest_class(match.func):
-        return _of_rest
-    if api := api_with_handler(error):
-        return partial(_of_ninja, api)
-    return _page if request.get_preferred_type(_FORMS) == "text/html" else _details
+        form = _of_rest
+    elif (api := getattr(request, _NINJA_API, None)) and has_ninja_handler(
+        api, error, WeblockError
+    ):
+        form = _of_ninja
+    else:
+        form = _page if request.get_preferred_type(_FORMS) == "text/html" else _details
+    return partial(form, request, problem, error)
 
 
 def _details(_request: HttpRequest, problem: Problem, _error: WeblockError) -> HttpResponse:
@@ -135,11 +131,31 @@ def _with_headers(response: HttpResponse, problem: Problem) -> HttpResponse:
     return response
 
 
-def _of_ninja(
-    api: Any, request: HttpRequest, problem: Problem, error: WeblockError
-) -> HttpResponse:
+def known_to_its_api(function: F) -> F:
+    """Return a function that, if it serves an operation of django-ninja, does so where its API is known."""
+    if "ninja.operation" not in sys.modules:
+        return function
+    from ninja.decorators import decorate_view  # Only projects that use it have it.
+
+    # Routers copy their operations for each API; what this decorates is a method of the copy.
+    decorated: F = decorate_view(_noting_api)(function)
+    return decorated
+
+
+def _noting_api(run: Callable[..., Any]) -> Callable[..., Any]:
+    operation = getattr(unwrap(run), "__self__", None)
+
+    @wraps(run)
+    def noting(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        setattr(request, _NINJA_API, getattr(operation, "api", None))
+        return run(request, *args, **kwargs)
+
+    return markcoroutinefunction(noting) if iscoroutinefunction(run) else noting
+
+
+def _of_ninja(request: HttpRequest, problem: Problem, error: WeblockError) -> HttpResponse:
     """Return what the API's handler returns; problem details, if it would report success."""
-    response: HttpResponse = api.on_exception(request, error)
+    response: HttpResponse = getattr(request, _NINJA_API).on_exception(request, error)
     if response.status_code < HTTPStatus.BAD_REQUEST:
         return _details(request, problem, error)
     return _with_headers(response, problem)

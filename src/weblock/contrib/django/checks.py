@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from django.conf import settings
 from django.core.checks import WARNING, CheckMessage, Error, Info, run_checks
@@ -14,6 +14,7 @@ from django.db import connections
 from django.urls import Resolver404, resolve
 from django.utils import translation
 from django.utils.module_loading import import_string
+from django.views import View
 
 from ..._adapting import terms_of
 from ..._options import HoldOptions
@@ -21,11 +22,18 @@ from ...errors import ConfigurationError
 from ..kit import Asked, Locked
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, TABLE, GuardKind
 from .database import guarded_databases, refuse_split_reads
-from .discovery import RoutedView, marked_views, routed_views, undecorated
 from .middleware import LockMiddleware
-from .rules import Rules
 from .settings import AliasSettings, aliases, locks, of_alias
-from .view_lock import DEFAULT, ViewLock, locks_of
+from .view_lock import (
+    DEFAULT,
+    RoutedView,
+    Rules,
+    ViewLock,
+    class_of,
+    locks_of,
+    routed_views,
+    undecorated_lock,
+)
 
 MIDDLEWARE: Final = "weblock.contrib.django.middleware.LockMiddleware"
 
@@ -38,6 +46,35 @@ READERS: Final = (
 """Django's own middleware that keeps rows on the request before its view is known."""
 
 ENGINES: Final = "Set URL: file:// serializes the processes of one machine, redis:// those of many."
+
+
+class MarkedView(NamedTuple):
+    """A view that ``@lock`` marks."""
+
+    routed: RoutedView
+    lock: ViewLock
+    atomic: bool
+    """Whether it runs in a transaction that Django begins."""
+
+
+def marked_views() -> Iterator[MarkedView]:
+    """Return the views that ``@lock`` marks, for any method."""
+    for routed in routed_views():
+        methods = (locks_of(routed.view, method) for method in View.http_method_names)
+        for lock in dict.fromkeys(lock for each in methods for lock in each):
+            not_in = getattr(routed.view, "_non_atomic_requests", ())
+            databases = connections.settings.items()
+            atomic = any(each["ATOMIC_REQUESTS"] and name not in not_in for name, each in databases)
+            yield MarkedView(routed, lock, atomic)
+
+
+def _undecorated() -> Iterator[tuple[RoutedView, ViewLock]]:
+    """Return the views, and methods of views, in whose place ``@lock`` without a key has put itself."""
+    for routed in routed_views():
+        cls = class_of(routed.view)
+        methods = (getattr(cls, name, None) for name in View.http_method_names)
+        for lock in filter(None, map(undecorated_lock, (routed.view, *methods))):
+            yield routed, lock
 
 
 def check_settings(**_kwargs: object) -> list[CheckMessage]:
@@ -76,7 +113,7 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
             hint='Write @lock("create_item").',
             id="weblock.E008",
         )
-        for routed, lock in undecorated()
+        for routed, lock in _undecorated()
     ]
     known = _readable_aliases()
     warned: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)

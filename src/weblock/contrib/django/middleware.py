@@ -1,28 +1,49 @@
-"""The middleware: it acquires before the view's transaction begins, and releases after it ends.
+"""What holds locks around views: ``LockMiddleware``, and ``@lock`` by itself where there is none.
 
-``MIDDLEWARE += ["weblock.contrib.django.middleware.LockMiddleware"]``, as the last one.
+``MIDDLEWARE += ["weblock.contrib.django.middleware.LockMiddleware"]``, as the last one. It acquires before
+the transaction of the view begins, and releases after it has ended. What it does not see, a decorated
+function that another one calls, acquires by itself: outside of a transaction, for inside one the lock
+would come too late.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, Unpack
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import sync_and_async_middleware
 
+from ..._options import HoldOptions
+from ..._runtime.blocking import drive
+from ...aio import AsyncLease
 from ...errors import ConfigurationError, WeblockError
+from ...sync import Lease
+from ..kit.guarding import GuardKind
 from . import settings
-from .answers import aanswer_for, answer_for
+from .answers import answer_for, known_to_its_api
 from .database import refuse_split_reads
-from .request import TaskLeases, ThreadLeases, locks_of_request
-from .settings import LocksByAlias, async_locks, locks
-from .view_lock import ViewLock, locks_of
+from .internals import is_ninja_operation
+from .request import TaskLeases, ThreadLeases, ViewLeases, locks_of_request
+from .view_lock import (
+    DEFAULT,
+    BusyView,
+    KeyFunction,
+    ViewLock,
+    in_thread,
+    locks_of,
+    mark,
+    mark_decorator,
+    marks_of,
+)
 
 View = Callable[..., Any]
+F = TypeVar("F", bound=View)
 
 
 @sync_and_async_middleware  # type: ignore[untyped-decorator] # Django has no types.
@@ -32,28 +53,55 @@ def LockMiddleware(get_response: Callable[[HttpRequest], Any]) -> _Layer:  # noq
 
 
 class _Layer:
-    _locks: LocksByAlias[Any]
+    _leases: type[ThreadLeases | TaskLeases]
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self._get_response = get_response
         # What cannot work is refused when the server starts. No engine is connected to yet.
         settings.rules()
         refuse_split_reads()
-        for alias in self._locks:
-            self._locks[alias]
+        for alias in self._leases.faces:
+            self._leases.faces[alias]
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Respond to an error of a view: a lost lease, or a lock that the view acquired itself."""
         held = locks_of_request(request)
         if held:
             error = held.reason_of(error)
-        return answer_for(held.lock_behind(error) if held else None, request, error)
+        return drive(
+            answer_for(held.lock_behind(error) if held else None, request, error, in_thread)
+        )
+
+    async def _acquire(
+        self,
+        request: HttpRequest,
+        view: View,
+        wanted: tuple[ViewLock, ...],
+        values: Mapping[str, object],
+    ) -> HttpResponse | None:
+        held = locks_of_request(request)
+        assert held, "Django calls process_view inside the middleware"
+        try:
+            if isinstance(request, ASGIRequest) and not isinstance(held, TaskLeases):
+                # A thread each, if not one for all, where the holder's view would have to run, too.
+                raise ConfigurationError(
+                    "weblock's LockMiddleware stands before middleware that is not async, so that under"
+                    " ASGI requests would wait in threads, and maybe in the one that the holder needs:"
+                    " put it last into MIDDLEWARE"
+                )
+            await held.take_all(wanted, values)
+        except WeblockError as error:
+            if response := await answer_for(held.lock_behind(error), request, error, held.call):
+                return response
+            raise
+        held.show(wanted[-1], to_task=iscoroutinefunction(view))
+        return None
 
 
 class _ThreadLayer(_Layer):
     """The middleware in a chain of functions, as under WSGI."""
 
-    _locks = locks
+    _leases = ThreadLeases
 
     def __call__(self, request: HttpRequest) -> Any:
         return ThreadLeases(request).run(partial(self._get_response, request))
@@ -62,31 +110,14 @@ class _ThreadLayer(_Layer):
         self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
     ) -> HttpResponse | None:
         """Acquire what the view locks."""
-        held = _held(request)
-        try:
-            wanted = _wanted(view, request)
-            if not wanted:
-                return None
-            if isinstance(request, ASGIRequest):
-                # A thread each, if not one for all, where the holder's view would have to run, too.
-                raise ConfigurationError(
-                    "weblock's LockMiddleware stands before middleware that is not async, so that under"
-                    " ASGI requests would wait in threads, and maybe in the one that the holder needs:"
-                    " put it last into MIDDLEWARE"
-                )
-            held.acquire(wanted, values)
-        except WeblockError as error:
-            if response := answer_for(held.lock_behind(error), request, error):
-                return response
-            raise
-        held.show(wanted[-1], to_task=iscoroutinefunction(view))
-        return None
+        wanted = _wanted(view, request)
+        return drive(self._acquire(request, view, wanted, values)) if wanted else None
 
 
 class _TaskLayer(_Layer):
     """The middleware in a chain of coroutine functions, as under ASGI."""
 
-    _locks = async_locks
+    _leases = TaskLeases
 
     def __init__(self, get_response: Callable[[HttpRequest], Awaitable[Any]]) -> None:
         super().__init__(get_response)
@@ -98,19 +129,9 @@ class _TaskLayer(_Layer):
     async def process_view(
         self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
     ) -> HttpResponse | None:
-        """Acquire what the view needs."""
-        held = _held(request)
-        try:
-            wanted = _wanted(view, request)
-            if not wanted:
-                return None
-            await held.acquire(wanted, values)
-        except WeblockError as error:
-            if response := await aanswer_for(held.lock_behind(error), request, error):
-                return response
-            raise
-        held.show(wanted[-1], to_task=iscoroutinefunction(view))
-        return None
+        """Acquire what the view locks."""
+        wanted = _wanted(view, request)
+        return await self._acquire(request, view, wanted, values) if wanted else None
 
 
 def _wanted(view: View, request: HttpRequest) -> tuple[ViewLock, ...]:
@@ -122,7 +143,202 @@ def _wanted(view: View, request: HttpRequest) -> tuple[ViewLock, ...]:
     return (*(lock for lock in ruled if lock), *marked)
 
 
-def _held(request: HttpRequest) -> Any:
-    held = locks_of_request(request)
-    assert held, "Django calls process_view inside the middleware"
-    return held
+def lock(
+    *keys: str | KeyFunction,
+    alias: str = DEFAULT,
+    busy_view: BusyView | None = None,
+    guard: GuardKind | None = None,
+    **options: Unpack[HoldOptions],
+) -> Callable[[F], F]:
+    """Decorate a view so that it runs under a lock: ``@lock("item:{pk}")``.
+
+    It decorates functions and methods, plain or async, class-based views by ``method_decorator``
+    or on the method itself, views and viewsets of Django REST framework, and operations of
+    django-ninja. The view finds the lease in ``request.weblock``.
+
+    A request that does not get the lock in time is answered with 409, or with what
+    ``busy_view(request, error)`` returns; one whose engine is down or whose lease was lost before
+    its work was committed, with 503.
+
+    Args:
+        *keys: Templates, into which the arguments of the view are filled, and ``{query.name}`` and
+            ``{header.name}``; or functions of the request that return a key. Several keys are held
+            together, all or none.
+        alias: Which entry of ``WEBLOCK`` to use.
+        busy_view: Returns the response to a request that does not get the lock in time. For another
+            busy key, which the view has tried to acquire by itself, the alias's ``BUSY_VIEW`` does.
+        guard: What must be true at COMMIT: ``"database"``, that the database knows no later holder;
+            ``"lease"``, only that the lease is held. ``None`` is what the alias's ``GUARD`` says. A
+            key that several locks of a request name is guarded if one of them says so.
+        **options: Override those of the alias; durations are seconds.
+            ``ttl`` (10): how long the lease lasts unless it is renewed;
+            ``wait`` (5): how long to wait, 0 for not at all, ``None`` without limit;
+            ``max_hold`` (``None``): after how long it is no longer renewed, and is lost;
+            ``renew`` (``True``): whether it is renewed while its holder lives;
+            ``max_waiters`` (1000): how many callers may wait for a key;
+            ``limit`` (1): how many may hold a key at once;
+            ``shared`` (``False``): whether any number of shared holders have it together, and no other;
+            ``label`` (host name and process id): what others see of the holder;
+            ``on_unavailable`` (``"raise"``): with ``"open"``, run without a lease while the engine
+            does not answer.
+
+    Raises:
+        ConfigurationError: A key template or an option cannot work, or, at a request, a transaction
+            has begun before the lock.
+    """
+    wanted = ViewLock.of(keys, options, guard, alias=alias, busy_view=busy_view)
+
+    def decorate(view: F, *more: object, **url: object) -> F:
+        if more or url or not callable(view):  # A request is served.
+            raise ConfigurationError(
+                f"{wanted!r} was called to serve a request. @lock without a key takes the view for a"
+                ' function that makes keys: write @lock("create_item")'
+            )
+        if isinstance(view, type):
+            raise TypeError(
+                f"@lock decorates functions: on the class {view.__qualname__}, use"
+                ' @method_decorator(lock(...), name="dispatch")'
+            )
+        if is_ninja_operation(view):
+            raise TypeError(
+                f"@lock stands above django-ninja's decorator of {view.__qualname__}, which has"
+                " registered what is below: put @lock below it"
+            )
+        # Those of decorators below are acquired along with it, in one order.
+        together = tuple(dict.fromkeys((wanted, *marks_of(view))))
+
+        async def aheld(*args: Any, **kwargs: Any) -> Any:
+            return await _serve(TaskLeases, together, view, args, kwargs)
+
+        def held(*args: Any, **kwargs: Any) -> Any:
+            # A method such as dispatch may return an async method's coroutine.
+            if getattr(type(_instance_of(view, args)), "view_is_async", False):
+                return aheld(*args, **kwargs)
+            return drive(_serve(ThreadLeases, together, view, args, kwargs))
+
+        decorated = aheld if iscoroutinefunction(view) else held
+        functools.update_wrapper(decorated, view)
+        mark(decorated, wanted)
+        return known_to_its_api(decorated)  # type: ignore[return-value]
+
+    mark_decorator(decorate, wanted)
+    return decorate
+
+
+def lease_of(request: HttpRequest) -> Lease:
+    """Return the lease of the lock around the view: ``request.weblock``, with its type.
+
+    Raises ``ConfigurationError`` where no lock is held, or in an async view, which has an
+    ``AsyncLease``.
+    """
+    found = _shown(request)
+    if isinstance(found, Lease):
+        return found
+    raise ConfigurationError(
+        "lease_of was asked in an async view, whose lease is awaited: take async_lease_of"
+    )
+
+
+def async_lease_of(request: HttpRequest) -> AsyncLease:
+    """Return what the request of an async view holds. Raises ``ConfigurationError``, as ``lease_of``."""
+    found = _shown(request)
+    if isinstance(found, AsyncLease):
+        return found
+    raise ConfigurationError(
+        "async_lease_of was asked in a view that is not async: take lease_of, which needs no await"
+    )
+
+
+def _shown(request: HttpRequest) -> object:
+    found = getattr(request, "weblock", None)
+    if found is None:
+        raise ConfigurationError(
+            f"the request to {request.path!r:.100} holds no lock: put @lock on its view, or write a"
+            " rule for it"
+        )
+    return found
+
+
+async def _serve(
+    kind: type[ThreadLeases | TaskLeases],
+    together: tuple[ViewLock, ...],
+    view: View,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Serve a view under its lock, and those of decorators below it; ``kind`` says in what.
+
+    In a thread, nothing of this suspends.
+    """
+    request = _request_of(view, args, kwargs)
+    wanted, run = together[0], partial(view, *args, **kwargs)
+    outer = locks_of_request(request)
+    if outer and outer.has(wanted):
+        return await _work(kind, outer, wanted, run)
+    held = outer or kind(request)
+    match = request.resolver_match
+    # The parts of the URL as the view gets them: a framework may have converted them.
+    values = {**(match.kwargs if match else {}), **kwargs}
+    # A decorator above may have read rows for the view, which are arguments or kept by its instance.
+    given = [*args, *getattr(_instance_of(view, args), "__dict__", {}).values()]
+
+    async def acquire_and_work() -> Any:
+        await kind.call(held.acquire, together, values, given)
+        try:
+            return await _work(kind, held, wanted, run)
+        except Exception as error:
+            if outer or (reason := await kind.call(held.reason_of, error)) is error:
+                raise
+            raise reason from error
+
+    try:
+        if outer:
+            return await acquire_and_work()
+        if isinstance(held, TaskLeases):
+            return await held.run(acquire_and_work)
+        return held.run(lambda: drive(acquire_and_work()))
+    except WeblockError as error:
+        response = await answer_for(held.lock_behind(error), request, error, kind.call)
+        if response is None:
+            raise
+        return response if outer else held.timed(response)
+
+
+async def _work(
+    kind: type[ViewLeases],
+    held: ViewLeases,
+    wanted: ViewLock,
+    view: partial[Any],
+) -> Any:
+    """Run a view whose lock is held."""
+    held.show(wanted, to_task=kind is TaskLeases)
+    response = view()
+    if kind is TaskLeases:
+        if inspect.isawaitable(response):  # The dispatch of an async class may answer by itself.
+            response = await response
+    elif inspect.iscoroutine(response):
+        response.close()
+        raise ConfigurationError(
+            f"{view.func!r} is no async function, but returns a coroutine, which would run without its lock:"
+            " put @lock on the async function itself"
+        )
+    held.prove(wanted)
+    return response
+
+
+def _instance_of(view: Callable[..., Any], args: tuple[Any, ...]) -> object:
+    """Return the instance whose method is decorated, or else the first argument."""
+    bound = getattr(view, "func", view)  # method_decorator hands over a partial of it.
+    return getattr(bound, "__self__", args[0] if args else None)
+
+
+def _request_of(view: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> HttpRequest:
+    """Return the request: the first argument, or the second of a method."""
+    for each in (*args[:2], kwargs.get("request")):
+        request = getattr(each, "_request", each)  # Django REST framework wraps it.
+        if isinstance(request, HttpRequest):
+            return request
+    raise TypeError(
+        f"@lock found no request among the arguments of {view!r}: it decorates views, and other"
+        ' functions hold their locks with locks["default"].hold'
+    )

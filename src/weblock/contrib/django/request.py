@@ -10,15 +10,15 @@ again in place, because it may carry what no query returns, such as the device o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Unpack
+from typing import Any, ClassVar, Final, Unpack
 from weakref import ref
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import sync_to_async
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.db import router
@@ -37,18 +37,22 @@ from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
 from ..asgi.request import SCOPE_KEY, AsyncRequestLocks
-from ..kit.book import BeforeWaiting, RequestLeases, going_on, to_its_end
+from ..kit.book import RequestLeases, going_on, to_its_end
 from ..kit.guarding import GuardKind
 from ..wsgi.request import ENVIRON_KEY
 from .answers import answer
 from .database import Guard, checked_at_commit, give_back_connections, prepare_connections
 from .internals import close_together, stands_for
-from .settings import async_locks, locks, of_alias
-from .view_lock import DEFAULT, ViewLock
+from .settings import GuardSettings, async_locks, locks, of_alias
+from .view_lock import DEFAULT, Call, ViewLock, in_task, in_thread
 
 
 class ViewLeases(RequestLeases[BaseLease]):
     """The leases of a request, and what its views see of them."""
+
+    faces: ClassVar[Mapping[str, Face]]
+    """The locks by alias, of the face that serves it."""
+    call: ClassVar[Call]
 
     def __init__(self, request: HttpRequest) -> None:
         if isinstance(request, ASGIRequest):
@@ -64,8 +68,8 @@ class ViewLeases(RequestLeases[BaseLease]):
         self._waiting = False
         self._unwanted = False
         self._proven: set[ViewLock] = set()
-        current = _current.get()
-        self._outer = None if current is None or current.over else current
+        current: Any = checked_at_commit.get()
+        self._outer: ViewLeases | None = None if current is None or current.over else current
         self._shown: tuple[ViewLock, bool] | None = None
         self._by_lock: dict[ViewLock, tuple[CheckedKey, ...]] = {}
         self.guard: Guard | None = self._outer.guard if self._outer else None
@@ -111,15 +115,6 @@ class ViewLeases(RequestLeases[BaseLease]):
             if key in self._by_lock[lock]:
                 return lock
         return replace(inner_first[0], busy_view=None) if inner_first else None
-
-    @contextmanager
-    def _refusing(self, lock: ViewLock) -> Iterator[None]:
-        """Note that ``lock`` is the one that could not be acquired, if the block raises."""
-        try:
-            yield
-        except WeblockError as error:
-            self._refused = lock, ref(error)
-            raise
 
     def show(self, lock: ViewLock, *, to_task: bool) -> None:
         """Puts the lease of ``lock`` where the view finds it: ``request.weblock``.
@@ -169,60 +164,86 @@ class ViewLeases(RequestLeases[BaseLease]):
     def _answer(self, loss: LeaseLost) -> HttpResponse | None:
         return answer(self.request, loss, self.lock_behind(loss))
 
-    async def _take_all(
+    async def take_all(
         self,
-        faces: Mapping[str, Face],
-        wanted: Mapping[ViewLock, tuple[CheckedKey, ...]],
-        before_waiting: BeforeWaiting,
-    ) -> bool:
-        """Acquire what the request does not hold yet. Return whether there was any."""
-        had = len(self.leases)
-        each_of = [(lock, faces[lock.alias], keys) for lock, keys in wanted.items()]
-        for _, face, keys in each_of:
-            for key in keys:
-                if self.is_held_outside(face, key):
-                    raise AlreadyHeld(key)  # It would never become free.
-        for lock, face, missing in self.in_turn(each_of):
-            if self._unwanted:
-                raise asyncio.CancelledError
-            self._waiting = True
-            try:
-                with self._refusing(lock), self._hearing():
-                    await self.take(face, missing, lock.options, before_waiting)
-            finally:
-                self._waiting = False
-        for lock in wanted:  # Also of keys that were held already, unguarded.
+        of: Sequence[ViewLock],
+        values: Mapping[str, object],
+        given: Iterable[object] = (),
+    ) -> None:
+        """Acquire what of these the request does not hold yet, and read rows again that were read before.
+
+        These are the rows on the request, among the ``values`` of its URL, and among what the view is
+        ``given`` besides. Raises what ``Locks`` raises, ``ConfigurationError`` inside a transaction, and
+        ``PermissionDenied`` if a row is gone.
+        """
+        call, faces, had = self.call, self.faces, len(self.leases)
+        await call(prepare_connections, self.request)
+        wanted: dict[ViewLock, tuple[CheckedKey, ...]] = {}
+        try:
+            for lock in of:
+                wanted[lock] = await lock.keys_of(self.request, values, call)
+            each_of = [(lock, faces[lock.alias], keys) for lock, keys in wanted.items()]
+            self._refuse_keys_of_outer(each_of)
+            for lock, face, missing in self.in_turn(each_of):
+                if self._unwanted:
+                    raise asyncio.CancelledError
+                self._waiting = True
+                try:
+                    with self._hearing():
+                        await self.take(
+                            face, missing, lock.options, partial(call, give_back_connections)
+                        )
+                finally:
+                    self._waiting = False
+        except WeblockError as error:
+            self._refused = lock, ref(error)
+            raise
+        for lock, face, keys in each_of:  # Also of keys that were held already, unguarded.
             settings = of_alias(lock.alias).guard
             if settings.asked_by(lock.guard):
-                if self.guard is None or (self._outer and self.guard is self._outer.guard):
-                    self.guard = Guard(self.guard)
-                lease = self.lease_of(faces[lock.alias], wanted[lock])
-                self.guard.add(lease, settings, locks[lock.alias])
+                self._guard(self.lease_of(face, keys), lock, settings)
         self._by_lock.update(wanted)
         self.check()  # Some may have been lost while we waited for others.
-        return len(self.leases) > had
+        if self.guard:
+            await call(self.guard.write)
+        if len(self.leases) > had and (
+            rows := kept_rows((*vars(self.request).values(), *values.values(), *given))
+        ):
+            await call(read_again, rows)
 
     def _hearing(self) -> AbstractContextManager[object]:
         """Return what lets Django hear, while the request waits, that its client has left."""
         return nullcontext()  # A thread would not be cancelled.
 
-    def is_held_outside(self, face: Face, key: str) -> bool:
-        """Return whether a request that waits for this one's response holds the key."""
+    def _refuse_keys_of_outer(
+        self, wanted: Sequence[tuple[ViewLock, Face, Sequence[CheckedKey]]]
+    ) -> None:
+        """Raise ``AlreadyHeld`` for a key of a request that waits for this one's response."""
         outer = self._outer
-        if outer is None:
-            return False
-        return (not outer.over and outer.holds(face, key)) or outer.is_held_outside(face, key)
+        while outer:
+            for _, face, keys in wanted:
+                for key in keys:
+                    if not outer.over and outer.holds(face, key):
+                        raise AlreadyHeld(key)  # It would never become free.
+            outer = outer._outer  # noqa: SLF001 - of the same class
+
+    def _guard(self, lease: BaseLease, lock: ViewLock, settings: GuardSettings) -> None:
+        if self.guard is None or (self._outer and self.guard is self._outer.guard):
+            self.guard = Guard(self.guard)
+        self.guard.add(lease, settings, locks[lock.alias])
 
 
 class ThreadLeases(ViewLeases):
     """The locks of a request that a thread serves."""
+
+    faces = locks
+    call = staticmethod(in_thread)
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Run ``work``, which may acquire, and release when it has ended, however it ended."""
         loss = None
         mine: list[tuple[ContextVar[Any], object]] = [
             (part_of, self.flow),
-            (_current, self),
             (checked_at_commit, self),
         ]
         tokens = [(variable, variable.set(value)) for variable, value in mine]
@@ -240,26 +261,16 @@ class ThreadLeases(ViewLeases):
         values: Mapping[str, object],
         given: Iterable[object] = (),
     ) -> None:
-        """Acquire what of these the request does not hold yet, and read rows again that were read before.
-
-        These are the rows on the request, among the ``values`` of its URL, and among what the view is
-        ``given`` besides. Raises what ``Locks`` raises, ``ConfigurationError`` inside a transaction, and
-        ``PermissionDenied`` if a row is gone.
-        """
-        prepare_connections(self.request)
-        wanted: dict[ViewLock, tuple[CheckedKey, ...]] = {}
-        for lock in of:
-            with self._refusing(lock):
-                wanted[lock] = lock.keys_of(self.request, values)
-        acquired = drive(self._take_all(locks, wanted, _give_back))
-        if guard := self.guard:
-            guard.write()
-        if acquired:
-            read_again(kept_rows((*vars(self.request).values(), *values.values(), *given)))
+        """Acquire, in this thread: see ``take_all``."""
+        drive(self.take_all(of, values, given))
 
 
 class TaskLeases(ViewLeases):
     """The locks of a request that a task serves."""
+
+    faces = async_locks
+    call = staticmethod(in_task)
+    acquire = ViewLeases.take_all
 
     async def run(self, work: Callable[[], Awaitable[Any]]) -> Any:
         """Run the view, in a task of its own; what that sets in the context is set here, too.
@@ -278,7 +289,6 @@ class TaskLeases(ViewLeases):
 
     async def _run(self, work: Callable[[], Awaitable[Any]], ended: asyncio.Future[None]) -> Any:
         part_of.set(self.flow)
-        _current.set(self)
         checked_at_commit.set(self)
         loss = None
         try:
@@ -292,26 +302,6 @@ class TaskLeases(ViewLeases):
         finally:
             if not ended.done():
                 ended.set_result(None)
-
-    async def acquire(
-        self,
-        of: Sequence[ViewLock],
-        values: Mapping[str, object],
-        given: Iterable[object] = (),
-    ) -> None:
-        """Acquire the keys, and read rows again, in a task."""
-        await _aprepare_connections(self.request)
-        wanted: dict[ViewLock, tuple[CheckedKey, ...]] = {}
-        for lock in of:
-            with self._refusing(lock):
-                wanted[lock] = await lock.akeys_of(self.request, values)
-        acquired = await self._take_all(async_locks, wanted, _agive_back_connections)
-        if guard := self.guard:
-            await sync_to_async(guard.write)()
-        if acquired:
-            rows = kept_rows((*vars(self.request).values(), *values.values(), *given))
-            if rows:
-                await _aread_again(rows)
 
     def _hearing(self) -> AbstractContextManager[object]:
         around: object = self.within
@@ -345,26 +335,14 @@ def read_again(rows: Iterable[Model]) -> None:
             ) from error
 
 
-_aprepare_connections: Final = sync_to_async(prepare_connections)
-_agive_back_connections: Final = sync_to_async(give_back_connections)
-_aread_again: Final = sync_to_async(read_again)
-
-_current: Final[ContextVar[ThreadLeases | TaskLeases | None]] = ContextVar(
-    "weblock_request", default=None
-)
-
-_OF_ONE_REQUEST: Final = frozenset({part_of, _current, checked_at_commit})
+_OF_ONE_REQUEST: Final = frozenset({part_of, checked_at_commit})
 """What is set in the context while a request is served, and not after it."""
 
 
 def locks_of_request(request: HttpRequest) -> ThreadLeases | TaskLeases | None:
     """Return what an outer layer holds for the request, and will release when it is over."""
-    current = _current.get()
+    current: Any = checked_at_commit.get()
     return current if current and current.request is request and not current.over else None
-
-
-async def _give_back() -> None:
-    give_back_connections()
 
 
 class RequestLocks:
@@ -390,8 +368,7 @@ class RequestLocks:
             EngineUnavailable: The engine did not answer.
         """
         held, lock = self._of(keys, options, guard)
-        acquire = async_to_sync(held.acquire) if isinstance(held, TaskLeases) else held.acquire
-        acquire((lock,), {})
+        drive(in_thread(held.acquire, (lock,), {}))
         return held.lease_of(locks[self._alias], in_order(keys))  # type: ignore[return-value]
 
     async def aacquire(
@@ -399,14 +376,13 @@ class RequestLocks:
     ) -> AsyncLease:
         """Return the lease of the keys in async code. See ``acquire``."""
         held, lock = self._of(keys, options, guard)
-        acquire = held.acquire if isinstance(held, TaskLeases) else sync_to_async(held.acquire)
-        await acquire((lock,), {})
+        await in_task(held.acquire, (lock,), {})
         return held.lease_of(async_locks[self._alias], in_order(keys))  # type: ignore[return-value]
 
     def _of(
         self, keys: tuple[str, ...], options: HoldOptions, guard: GuardKind | None
     ) -> tuple[ThreadLeases | TaskLeases, ViewLock]:
-        held = _current.get()
+        held: Any = checked_at_commit.get()
         if held is None or held.over or not keys:
             raise ConfigurationError(
                 f"acquire{keys!r:.80} needs at least one key and a running request. Put"

@@ -27,9 +27,8 @@ from ...events import Acquired
 from ...sync import Locks
 from ..kit.guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
 from .database import warn_of_transaction
-from .rules import Rules
 from .signals import announcing
-from .view_lock import DEFAULT
+from .view_lock import DEFAULT, Rules
 
 OPTIONS: Final = tuple(name.upper() for name in LocksOptions.__annotations__)
 """The options in ``LocksOptions``, in upper case."""
@@ -107,16 +106,6 @@ def of_alias(alias: str) -> AliasSettings:
     if found is None:
         found = read.aliases[alias] = _of_alias(alias)
     return found
-
-
-def rewrite_of(alias: str) -> Any:
-    """Return the alias's function that rewrites problems; ``None`` if it has none."""
-    return of_alias(alias).rewrite if alias in aliases() else None
-
-
-def busy_view_of(alias: str) -> Any:
-    """Return the alias's function that responds to a request whose key is busy, if it has one."""
-    return of_alias(alias).busy_view if alias in aliases() else None
 
 
 def rules() -> tuple[Rules, ...]:

@@ -1,20 +1,32 @@
-"""What a view locks, and the mark on the view by which the middleware knows it before the view runs."""
+"""What a request locks: what decorators have marked, and what rules say of the views that URLs lead to.
+
+The middleware knows a locked view by its mark, before the view runs. Rules are for projects that cannot
+decorate their views. They are about views, which Django has resolved already: no path is matched here.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.conf import settings as django_settings
 from django.http import HttpRequest, HttpResponse
+from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver, get_urlconf
+from django.urls.converters import StringConverter
+from django.urls.resolvers import LocalePrefixPattern
+from django.utils import translation
 
+from ..._options import HoldOptions
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import CheckedKey, KeyTemplate
 from ..kit import LockSpec
-from ..kit.values import Headers, request_values
+from ..kit.rules import methods_of
+from ..kit.values import request_values
 
 DEFAULT: Final = "default"
 """The alias of locks that name none."""
@@ -27,6 +39,20 @@ BusyView = Callable[[HttpRequest, LockTimeout], HttpResponse | Awaitable[HttpRes
 """Responds to a request that did not get its lock. It may be a coroutine function."""
 
 
+Call = Callable[..., Awaitable[Any]]
+"""Calls a function or a coroutine function of the project: ``in_thread`` or ``in_task``."""
+
+
+async def in_thread(function: Callable[..., Any], *args: object) -> Any:
+    """Call it from a thread, in a coroutine that never suspends."""
+    return (async_to_sync(function) if iscoroutinefunction(function) else function)(*args)
+
+
+async def in_task(function: Callable[..., Any], *args: object) -> Any:
+    """Call it from a task, a function in the request's thread: it may use the database."""
+    return await (function if iscoroutinefunction(function) else sync_to_async(function))(*args)
+
+
 @dataclass(frozen=True, repr=False)
 class ViewLock(LockSpec):
     """A description of what a view locks."""
@@ -35,61 +61,38 @@ class ViewLock(LockSpec):
     """``guard=None`` is what this alias's ``GUARD`` says."""
     busy_view: BusyView | None = None
 
-    def keys_of(self, request: HttpRequest, values: Mapping[str, object]) -> tuple[CheckedKey, ...]:
-        """Return the keys of a request. ``values`` are the view's arguments from the URL."""
-        return self.made_of(
-            lambda template: values_for(template, request, values),
-            lambda function: call(function, request),
-        )
-
-    async def akeys_of(
-        self, request: HttpRequest, values: Mapping[str, object]
+    async def keys_of(
+        self, request: HttpRequest, values: Mapping[str, object], call: Call
     ) -> tuple[CheckedKey, ...]:
-        """Return the keys, from a task."""
-        made = {function: await acall(function, request) for function in self.functions}
-        return self.made_of(
-            lambda template: values_for(template, request, values), made.__getitem__
-        )
+        """Return the keys of a request. ``values`` are the view's arguments from the URL.
 
+        Raises ``ConfigurationError`` for a part of the URL that it lacks.
+        """
+        made: dict[Any, object] = {}
+        for function in self.functions:
+            made[function] = await call(function, request)
+        headers = request.headers  # Servers join the values of one that was sent several times.
 
-def call(function: Callable[..., Any], *args: object) -> Any:
-    """Call a function or a coroutine function."""
-    return (async_to_sync(function) if iscoroutinefunction(function) else function)(*args)
-
-
-async def acall(function: Callable[..., Any], *args: object) -> Any:
-    """Call it from a task, a function in the request's thread: it may use the database."""
-    return await (function if iscoroutinefunction(function) else sync_to_async(function))(*args)
-
-
-def query_of(request: HttpRequest) -> str:
-    """Return the query string as it was sent."""
-    query: str = request.META.get("QUERY_STRING", "")
-    return query
-
-
-def headers_of(request: HttpRequest) -> Headers:
-    """Return a function from the name of a header to its values, which servers join into one."""
-    headers = request.headers
-    return lambda name: [headers[name]] if name in headers else []
-
-
-def values_for(
-    template: KeyTemplate, request: HttpRequest, values: Mapping[str, object]
-) -> Mapping[str, object]:
-    """Return what a request has for a template. Raises ``ConfigurationError`` for a part its URL lacks."""
-    found = request_values(
-        template, path=values, query=query_of(request), headers=headers_of(request)
-    )
-    for name, source in template.in_request().items():
-        if source.kind == "path" and name not in found:
-            there = ", ".join(map(repr, values)) or "nothing"
-            raise ConfigurationError(
-                f"lock({template.text!r}) needs {source.name!r} of the URL, which gives the view"
-                f" {there}: {request.path!r:.100}"
+        def values_for(template: KeyTemplate) -> Mapping[str, object]:
+            found = request_values(
+                template,
+                path=values,
+                query=request.META.get("QUERY_STRING", ""),
+                headers=lambda name: [headers[name]] if name in headers else [],
             )
-    return found
+            for name, source in template.in_request().items():
+                if source.kind == "path" and name not in found:
+                    there = ", ".join(map(repr, values)) or "nothing"
+                    raise ConfigurationError(
+                        f"lock({template.text!r}) needs {source.name!r} of the URL, which gives the view"
+                        f" {there}: {request.path!r:.100}"
+                    )
+            return found
 
+        return self.made_of(values_for, made.__getitem__)
+
+
+# Marks.
 
 _MARK: Final = "weblock_locks"
 _MARK_OF_DECORATOR: Final = "weblock_decorator"
@@ -129,11 +132,16 @@ def locks_of(view: Callable[..., Any], method: str | None) -> tuple[ViewLock, ..
     found: dict[ViewLock, None] = {}
     for each in _called(view):
         found.update(dict.fromkeys(marks_of(each)))
-        cls = getattr(each, "view_class", None) or getattr(each, "cls", None)
-        if cls is not None:
+        if cls := class_of(each):
             name = _handler(cls, getattr(each, "actions", None), (method or "get").lower())
             found.update(dict.fromkeys(_marks_of_methods(cls, name)))
     return tuple(found)
+
+
+def class_of(view: object) -> type | None:
+    """Return the class of a class-based view, of Django or of REST framework."""
+    found: type | None = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    return found
 
 
 def _called(view: Any) -> Iterator[object]:
@@ -166,3 +174,273 @@ def _marks_of_methods(cls: type, handler: str) -> tuple[ViewLock, ...]:
     names = ["dispatch", handler, *(["update"] if handler == "partial_update" else [])]
     methods = (vars(base).get(name) for name in names for base in cls.__mro__)
     return tuple(dict.fromkeys(lock for each in methods for lock in marks_of(each)))
+
+
+# The views that URLs lead to.
+
+
+@dataclass(frozen=True)
+class RoutedView:
+    """The target of a URL, by the parts of the URL configuration that lead to it, from the outside."""
+
+    parts: tuple[Any, ...]
+
+    @property
+    def view(self) -> Any:
+        """The view."""
+        return self.parts[-1].callback
+
+    @property
+    def dotted(self) -> str:
+        """The path of the view in the project's code."""
+        return str(self.parts[-1].lookup_str)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the parts of its URL that the view is given."""
+        return {
+            name for each in self.parts for name in (*each.pattern.regex.groupindex, *_set_by(each))
+        }
+
+    @property
+    def route(self) -> str:
+        """Its URL as the project has written it, without the language of ``i18n_patterns``."""
+        patterns = (each.pattern for each in self.parts)
+        return _joined(each for each in patterns if not isinstance(each, LocalePrefixPattern))
+
+    @property
+    def resolved(self) -> ResolverMatch:
+        """What a request would be resolved to in the current language."""
+        resolvers = self.parts[:-1]
+        return ResolverMatch(
+            *(self.view, (), {}, self.parts[-1].name),
+            [each.app_name for each in resolvers],
+            [each.namespace for each in resolvers],
+            _joined(each.pattern for each in self.parts),
+        )
+
+    def missing(self, templates: Iterable[KeyTemplate]) -> Iterator[tuple[str, str]]:
+        """Return the key templates whose values the URL does not have, and these values."""
+        for template in templates:
+            wanted = {each.name for each in template.in_request().values() if each.kind == "path"}
+            yield from ((template.text, each) for each in sorted(wanted - self.names))
+
+    def spelled_in(self, templates: Iterable[KeyTemplate]) -> Iterator[tuple[str, str]]:
+        """Return the key templates that lock a spelling instead of a value, and where.
+
+        A URL may spell one value in many ways in the groups of a regular expression, and in
+        ``<str:name>``, the default. A slug or a path is text on purpose.
+        """
+        spelled: set[str] = set()
+        for each in self.parts:
+            converters = getattr(each.pattern, "converters", {})
+            for name in each.pattern.regex.groupindex:
+                if name not in converters or type(converters[name]) is StringConverter:
+                    spelled.add(name)
+            spelled -= set(_set_by(each))
+        for template in templates:
+            sources = template.in_request()
+            for name, converter in zip(template.names, template.converters, strict=True):
+                source = sources[name]
+                if source.kind == "path" and not converter and source.name in spelled:
+                    yield template.text, source.name
+
+
+def _set_by(part: Any) -> Mapping[str, object]:
+    """Return the values that a part of the URL configuration gives to the view by itself."""
+    found: Mapping[str, object] = (
+        part.default_kwargs if isinstance(part, URLResolver) else part.default_args
+    )
+    return found
+
+
+def _joined(patterns: Iterable[Any]) -> str:
+    """Return the route of nested patterns, as ``ResolverMatch.route`` has it."""
+    route = ""
+    for each in map(str, patterns):
+        route += each.removeprefix("^") if route else each
+    return route
+
+
+def routed_views() -> list[RoutedView]:
+    """Return all views that the project's URLs lead to."""
+    if not getattr(django_settings, "ROOT_URLCONF", None):
+        return []
+    return list(_below(get_resolver(get_urlconf()), ()))
+
+
+def _below(resolver: URLResolver, outer: tuple[Any, ...]) -> Iterator[RoutedView]:
+    for each in resolver.url_patterns:
+        if isinstance(each, URLResolver):
+            yield from _below(each, (*outer, each))
+        elif isinstance(each, URLPattern):
+            yield RoutedView((*outer, each))
+
+
+class ViewsAt(NamedTuple):
+    """What a route leads to."""
+
+    at_route: Sequence[RoutedView]
+    views: Sequence[object]
+    """These views, at whatever URL they are: REST framework's routers add ``/items/7.json`` to ``/items/7/``."""
+
+
+@functools.lru_cache(maxsize=1024)
+def views_at(route: str | re.Pattern[str], resolver: URLResolver) -> ViewsAt:
+    """Return the views at a route of a URL configuration, or at those that an expression matches."""
+    every = list(_below(resolver, ()))
+    # A route may be translated: what counts is how it was written.
+    with translation.override(None):
+        at = [
+            each
+            for each in every
+            if (each.route == route if isinstance(route, str) else route.fullmatch(each.route))
+        ]
+    meant = [_identity(each.view) for each in at]
+    return ViewsAt(at, [each.view for each in every if _identity(each.view) in meant])
+
+
+def _identity(view: Any) -> object:
+    """Return what is equal for URLs that lead to one view, or to one class in the same way."""
+    cls = class_of(view)
+    if cls is None:
+        return view
+    actions = getattr(view, "actions", None) or {}
+    options = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", {})
+    return cls, repr(sorted(actions.items())), repr(sorted(options.items()))
+
+
+# Rules.
+
+_OPTIONS: Final = tuple(HoldOptions.__annotations__)
+_SELECTORS: Final = ("view", "namespace", "route", "methods")
+_FIELDS: Final = (*_SELECTORS, "key", "exempt", "guard", *_OPTIONS)
+
+
+class Rules:
+    """The rules of one alias, of which the first that matches a request counts."""
+
+    def __init__(self, given: object, *, alias: str) -> None:
+        """Read the rules. Raises ``ConfigurationError``, which names a rule that cannot work."""
+        name = f"WEBLOCK[{alias!r}]['RULES']"
+        self._rules = tuple(
+            _view_rule(f"{name}.{label}", entry, alias) for label, entry in _entries(given, name)
+        )
+
+    def __iter__(self) -> Iterator[ViewRule]:
+        return iter(self._rules)
+
+    def find(self, request: HttpRequest) -> ViewLock | None:
+        """Return what a request locks, given its view; ``None`` if nothing."""
+        resolved = request.resolver_match
+        assert resolved
+        method = (request.method or "GET").upper()
+        for rule in self._rules:
+            if rule.takes(method, resolved):
+                return rule.lock
+        return None
+
+
+@dataclass(frozen=True)
+class ViewRule:
+    """Requests whose URL leads to certain views lock what the rule says."""
+
+    label: str
+    about: str
+    covers: Callable[[ResolverMatch], bool]
+    methods: frozenset[str] | None
+    lock: ViewLock | None
+
+    @property
+    def templates(self) -> tuple[KeyTemplate, ...]:
+        """The templates of its keys."""
+        return self.lock.templates if self.lock else ()
+
+    def takes(self, method: str, resolved: ResolverMatch) -> bool:
+        """Return whether it matches requests of this method to the view."""
+        return (self.methods is None or method in self.methods) and self.covers(resolved)
+
+
+def _entries(given: object, name: str) -> Iterator[tuple[str, object]]:
+    if isinstance(given, Mapping):
+        yield from given.items()
+    elif isinstance(given, list | tuple):
+        yield from ((str(number), entry) for number, entry in enumerate(given))
+    else:
+        raise ConfigurationError(
+            f"{name} is {given!r:.80}: give a list of rules, or a mapping of names to rules"
+        )
+
+
+def _view_rule(label: str, entry: Any, alias: str) -> ViewRule:
+    if not isinstance(entry, Mapping):
+        raise ConfigurationError(f"{label} is {entry!r:.80}: give a dict with view and key, say")
+    if strange := [each for each in entry if each not in _FIELDS]:
+        raise ConfigurationError(
+            f"{label} has {strange[0]!r:.80}, which no rule has; there is {', '.join(_FIELDS)}"
+        )
+    options: Any = {name: entry[name] for name in _OPTIONS if name in entry}
+    methods = entry.get("methods")
+    try:
+        return ViewRule(
+            label,
+            ", ".join(f"{name} {entry[name]!r}" for name in _SELECTORS if name in entry),
+            _condition(entry),
+            None if methods is None else methods_of(methods),
+            _lock(entry, alias, options),
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{label}: {error}") from error
+
+
+def _lock(entry: Mapping[str, Any], alias: str, given: HoldOptions) -> ViewLock | None:
+    key, exempt, guard = entry.get("key", ()), entry.get("exempt", False), entry.get("guard")
+    keys = key if isinstance(key, list | tuple) else [key]
+    if wrong := [each for each in keys if not (isinstance(each, str) or callable(each))]:
+        raise ConfigurationError(
+            f"key {wrong[0]!r:.80} must be a template, a function of the request, or a list of them"
+        )
+    if exempt is True and not (keys or given or guard):
+        return None
+    if exempt is not False or not keys:
+        raise ConfigurationError("give either a key, or exempt=True and nothing else")
+    return ViewLock.of(keys, given, guard, alias=alias)
+
+
+def _condition(entry: Mapping[str, Any]) -> Callable[[ResolverMatch], bool]:
+    """Whether a view is meant: by its name, by the namespace that it is in, at any depth, or by its route.
+
+    The namespace of an application stands for all its instances, under whatever namespace.
+    """
+    match {name: entry[name] for name in _FIELDS[:3] if name in entry}:
+        case {"view": str(view), **others} if view and not others:
+            return lambda resolved: (
+                view
+                in (
+                    resolved.view_name,
+                    ":".join([*resolved.app_names, resolved.view_name.rpartition(":")[2]]),
+                )
+            )
+        case {"namespace": str(namespace), **others} if namespace and not others:
+            return lambda resolved: any(
+                f"{each}:".startswith(f"{namespace}:")
+                for each in (resolved.namespace, resolved.app_name)
+            )
+        case {"route": str() | re.Pattern() as route, **others} if not others:
+
+            def is_at(resolved: ResolverMatch) -> bool:
+                """Whether it is a view at the route, by whatever URL; what is exempt is exempt there only."""
+                found = views_at(route, get_resolver(get_urlconf()))
+                if not entry.get("exempt"):
+                    return any(each is resolved.func for each in found.views)
+                return any(
+                    each.view is resolved.func and each.resolved.route == resolved.route
+                    for each in found.at_route
+                )
+
+            return is_at
+    raise ConfigurationError(
+        "give one of these: view, a name such as 'shop:item'; namespace, such as 'shop'; or route, as"
+        " the URL configuration has it, such as 'shops/<int:shop>/items/', or a compiled regular"
+        " expression of routes"
+    )
