@@ -133,15 +133,16 @@ class KeyTemplate:
     """
 
     text: str
-    names: tuple[str, ...]
-    converters: tuple[str, ...]
+    """Everything else is made of it, so it alone is compared and hashed."""
+    names: tuple[str, ...] = field(compare=False)
+    converters: tuple[str, ...] = field(compare=False)
     """The converter of each name; empty if none is given."""
     sources: Mapping[str, Source] = field(repr=False, compare=False)
     """Where a request contains each value, by its name in the template: see ``in_request``."""
-    _literals: tuple[str, ...]
+    _literals: tuple[str, ...] = field(compare=False)
     _places: tuple[tuple[str, str, str], ...] = field(repr=False, compare=False)
     """Each name, its converter and the text behind it."""
-    _safe: str
+    _safe: str = field(compare=False)
 
     @classmethod
     def parse(cls, text: str) -> KeyTemplate:
