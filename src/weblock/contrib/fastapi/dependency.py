@@ -8,30 +8,28 @@ import asyncio
 import functools
 import inspect
 import weakref
-from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, NoReturn, Self, Unpack, get_args
 
 from fastapi import BackgroundTasks, Depends, params
 from fastapi.requests import HTTPConnection
 
 from ..._adapting import when
-from ..._options import HoldOptions, Options
+from ..._options import HoldOptions
 from ...aio import call_in
 from ...errors import ConfigurationError
-from ...keys import CheckedKey, KeyTemplate, in_order
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks
+from ..asgi.protocol import Scope
 from ..asgi.request import SCOPE_KEY
-from ..kit.values import KeyFunction, keys_made_by, parsed
-from .declared import MakesKeys, known_of, values_for
+from ..kit import LockSpec
+from ..kit.values import KeyFunction
+from .declared import Known, values_for
 
 OnLost = Literal["cancel", "continue"]
 
 
 class NotOfRequest:
     """Marks a parameter of ``lock``: FastAPI takes it for one of requests, given ``Depends(lock)``."""
-
-    def __repr__(self) -> str:
-        return "not of a request"
 
     def __get_pydantic_core_schema__(self, *_: object) -> NoReturn:
         """Raise ``TypeError``: Pydantic asks how the parameter is read from a request."""
@@ -41,8 +39,15 @@ class NotOfRequest:
         )
 
 
-class LockDependency(MakesKeys, params.Depends):
-    """A description of what to lock. ``lock`` returns the same object for equal arguments.
+@dataclass(frozen=True, repr=False)
+class DependencySpec(LockSpec):
+    """What ``lock`` was given."""
+
+    on_lost: OnLost = "cancel"
+
+
+class LockDependency(DependencySpec, params.Depends):
+    """A description of what to lock, which ``lock`` returns.
 
     As a dependency it acquires, waiting on the event loop also for ``def`` endpoints, and gives
     the ``RequestLease``. The layer that ``install`` adds releases, when the request's work is done.
@@ -51,83 +56,71 @@ class LockDependency(MakesKeys, params.Depends):
     note of its user's, and the endpoint would run without its lock.
     """
 
-    def __init__(
-        self,
-        keys: tuple[KeyTemplate | KeyFunction, ...],
-        options: tuple[tuple[str, object], ...],
-        on_lost: OnLost,
-    ) -> None:
-        super().__init__(self)
-        # FastAPI sees key functions as what this depends on, and solves them before.
-        functions = [key for key in keys if not isinstance(key, KeyTemplate)]
-        signature = inspect.signature(self._acquire)
-        parameters = list(signature.parameters.values())[:-1] + [
+    @property
+    def dependency(self) -> Self:
+        """What it depends on, as a ``Depends``."""
+        return self
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """What FastAPI solves before it calls this: key functions are dependencies of it."""
+        own = inspect.signature(self.__call__)
+        of_keys = [
             inspect.Parameter(
                 f"key_{number}",
                 inspect.Parameter.KEYWORD_ONLY,
                 annotation=Annotated[object, Depends(function)],
             )
-            for number, function in enumerate(functions)
+            for number, function in enumerate(self.functions)
         ]
-        vars(self).update(
-            keys=keys,
-            options=options,
-            on_lost=on_lost,
-            __signature__=signature.replace(parameters=parameters),
-            # Where FastAPI looks to see whether to await what it gets, and not to call it in a thread.
-            __call__=LockDependency._acquire,
-        )
-
-    keys: tuple[KeyTemplate | KeyFunction, ...]
-    options: tuple[tuple[str, object], ...]
-    on_lost: OnLost
-
-    # Those of ``Depends`` compare what it depends on, which is the object itself.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
+        return own.replace(parameters=[*own.parameters.values()][:-1] + of_keys)
 
     def __deepcopy__(self, _memo: object) -> Self:
         """Return the same object, which never changes."""
         return self
 
-    def __repr__(self) -> str:
-        keys = [
-            repr(key.text) if isinstance(key, KeyTemplate) else _name_of(key) for key in self.keys
-        ]
-        options = [f"{name}={value!r}" for name, value in self.options]
-        lost = [] if self.on_lost == "cancel" else [f"on_lost={self.on_lost!r}"]
-        return f"lock({', '.join([*keys, *lost, *options])})"
-
-    def __call__(self, *function: object, **values: Any) -> Coroutine[Any, Any, RequestLease]:
-        """Return the lease, when it is this request's turn. Raises ``TypeError`` as a decorator."""
-        if function:
-            raise TypeError(
-                f"{self!r} is a dependency, not a decorator: write @app.post(...,"
-                f" dependencies=[Depends({self!r})])"
-            )
-        return self._acquire(**values)
-
-    async def _acquire(
-        self, connection: HTTPConnection, background: BackgroundTasks, **made: object
+    async def __call__(
+        self, *, connection: HTTPConnection, background: BackgroundTasks, **made: object
     ) -> RequestLease:
+        """Return the lease, when it is this request's turn."""
         scope, of_functions = connection.scope, iter(made.values())
+        known = known_of(scope)
         request = request_locks(scope)
         innermost: AsyncRequestLocks = scope[SCOPE_KEY]  # The first that is given the response.
         innermost.hold_back(functools.partial(getattr, background, "tasks"))
-        known = known_of(scope)
-        keys: list[CheckedKey] = []
-        for key in self.keys:
-            if isinstance(key, KeyTemplate):
-                keys.append(key.fill(values_for(key, connection, known)))
-            else:
-                keys += keys_made_by(key, next(of_functions))
-        options: HoldOptions = dict(self.options)  # type: ignore[assignment] # lock() was given them
-        lease = await request.hold(in_order(keys), options)
+        keys = self.made_of(
+            functools.partial(values_for, connection=connection, known=known),
+            lambda _: next(of_functions),
+        )
+        lease = await request.hold(keys, self.options)
         if self.on_lost == "cancel":
             task = asyncio.current_task(request.loop)
             tell = functools.partial(request.interrupt, task)
             when(lease, "on_lost", functools.partial(call_in, request.loop, tell))
         return lease
+
+
+_of_routes: Final[dict[int, tuple[weakref.ref[Any], Known]]] = {}
+"""By the ``id`` of a route, which has no hash, while it lives."""
+
+
+def known_of(scope: Scope) -> Known:
+    """Return what is known of the route that serves a request."""
+    route = scope.get("route")
+    # Since FastAPI 0.137 ``route`` is the one of the router, without the prefix and the dependencies
+    # of ``include_router``: its parameters may be declared otherwise, or not at all.
+    included = scope.get("fastapi", {}).get("effective_route_context")
+    if included is not None and getattr(included, "original_route", None) is route:
+        route = included
+    number = id(route)
+    known = _of_routes.get(number)
+    if known is None or known[0]() is not route:
+        if route is None:
+            return Known(None)
+        gone = functools.partial(_of_routes.pop, number)
+        known = weakref.ref(route, gone), Known(getattr(route, "dependant", None))
+        _of_routes[number] = known
+    return known[1]
 
 
 def lock(
@@ -162,19 +155,8 @@ def lock(
 
     Raises:
         ConfigurationError: A key template or an option cannot work.
+        TypeError: There is no key, or no such option.
     """
-    if not keys:
-        raise TypeError("name at least one key: lock('create_item')")
-    Options().of_call(options)  # What cannot work is refused here, not at the first request.
     if on_lost not in get_args(OnLost):
         raise ConfigurationError(f"on_lost={on_lost!r:.80} must be 'cancel' or 'continue'")
-    facts = tuple(map(parsed, keys)), tuple(sorted(options.items())), on_lost
-    return _made.get(facts) or _made.setdefault(facts, LockDependency(*facts))
-
-
-_made: Final[weakref.WeakValueDictionary[object, LockDependency]] = weakref.WeakValueDictionary()
-"""By their facts, so that equal locks are one: FastAPI compares them several times in each request."""
-
-
-def _name_of(function: object) -> str:
-    return str(getattr(function, "__qualname__", function))
+    return LockDependency.of(keys, options, on_lost=on_lost)

@@ -35,7 +35,7 @@ def guarded(
 
     _refuse_others(get_session, locks)
     for lock in locks:
-        refuse_guard(DATABASE_GUARD, dict(lock.options))
+        refuse_guard(DATABASE_GUARD, lock.options)
 
     async def dependency(*, session: Any, **leases: Any) -> Any:
         # The fence is written first: what authentication has read with this session is read after it.

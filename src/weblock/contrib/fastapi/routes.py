@@ -28,12 +28,11 @@ from ...errors import (
     LockTimeout,
     WeblockError,
 )
-from ...keys import KeyTemplate, Source
 from ..asgi import RequestLayer
 from ..kit import Asked, Locked, name_of
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD
 from ..kit.problems import Problem
-from .declared import declared_of, declared_values, refuse_unknown_path_parameters
+from .declared import wanted_of
 from .dependency import LockDependency
 from .guarding import guarding
 
@@ -62,11 +61,48 @@ def check_keys(routes: Sequence[Any]) -> None:
 
     Warns of a key that is made of a part of the path as the URL spells it.
     """
-    for found in _served(routes):
-        for error in _errors(found):
-            raise error
-        for spelling in _spellings(found):
-            logger.warning("%s", spelling)
+    for found in locking_routes(routes):
+        for text, never_works in _faults(found):
+            if never_works:
+                raise ConfigurationError(text)
+            logger.warning("%s", text)
+
+
+def _faults(found: LockingRoute) -> Iterator[tuple[str, bool]]:
+    """Return what is wrong with the keys of a route, each with whether it can never work."""
+    for template in (each for lock in found.locks for each in lock.templates):
+        lock, path = f"{found}: lock({template.text!r})", found.parameters
+        try:
+            wanted = wanted_of(template, found.route.dependant)
+        except ConfigurationError as error:
+            yield f"{found}: {error}", True
+            continue
+        converters = dict(zip(template.names, template.converters, strict=True))
+        for name, source, declared in wanted:
+            sent = source.name
+            if source.kind != "path":
+                continue
+            if sent not in path:
+                yield (
+                    (
+                        f"{lock} needs the path parameter {sent!r}, but the path has"
+                        f" {', '.join(map(repr, path)) or 'none'}; {{query.{sent}}} would be a query"
+                        f" parameter, and {{header.{sent}}} a header"
+                    ),
+                    True,
+                )
+            elif isinstance(path[sent], StringConvertor | None) and not (
+                declared or converters[name]
+            ):
+                yield (
+                    (
+                        f"{lock} is made of {sent!r} as the URL spells it: '7' and '07' would be two locks."
+                        " Declare the parameter with its type in the endpoint, or write"
+                        f" {{{name}:int}}, {{{name}:uuid}} or {{{name}:lower}} in the key; {{{name}:str}}"
+                        " says that each spelling is another thing"
+                    ),
+                    False,
+                )
 
 
 def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
@@ -94,7 +130,7 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
             guard = DATABASE_GUARD if lock in guarded else LEASE_GUARD
             order = _order_of(lock, dependant)
             yield Locked(str(found), lock.keys, options, locks, guard, order)
-        yield from list(_errors(found)) or map(ConfigurationError, _spellings(found))
+        yield from (ConfigurationError(text) for text, _ in _faults(found))
 
 
 def _serving(
@@ -141,69 +177,6 @@ def _solved(dependant: Any) -> Iterator[Any]:
     for each in dependant.dependencies:
         yield from _solved(each)
         yield each.call
-
-
-def _errors(found: LockingRoute) -> Iterator[ConfigurationError]:
-    for template in _templates(found.locks):
-        try:
-            refuse_unknown_path_parameters(template, found.parameters)
-            _refuse_declarations(template, found.route.dependant)
-        except ConfigurationError as error:
-            yield ConfigurationError(f"{found}: {error}")
-
-
-def _refuse_declarations(template: KeyTemplate, dependant: Any) -> None:
-    """Raise for a value that is declared in a way that no key can be made of."""
-    for name, source in template.in_request().items():
-        declared = declared_of(dependant, source, template)
-        if declared is None:
-            _refuse_name_without_alias(template, source, dependant)
-        elif declared.is_collection:
-            raise ConfigurationError(
-                f"lock({template.text!r}) needs one value, but the endpoint declares"
-                f" {{{source.kind}.{source.name}}} as several: write a key function, which returns"
-                " one key or several, and give it to lock() instead of the template"
-            )
-        elif declared.info and declared.info.default_factory:
-            raise ConfigurationError(
-                f"lock({template.text!r}) cannot use the default_factory of {{{name}}}: it is called"
-                " once for the key and again for the endpoint, which may get another value. Give it"
-                " a default, or call the factory in a dependency that the endpoint and a key"
-                " function share, and give that function to lock()"
-            )
-
-
-def _refuse_name_without_alias(template: KeyTemplate, source: Source, dependant: Any) -> None:
-    """Raise for a name that only the endpoint has, where requests send an alias."""
-    if source.kind == "path":
-        return
-    for each in declared_values(dependant, source.kind):
-        if each.name.lower() == source.name.lower():
-            raise ConfigurationError(
-                f"lock({template.text!r}) needs {{{source.kind}.{source.name}}}, which"
-                f" requests send under its alias: write {{{source.kind}.{each.names[0]}}}"
-            )
-
-
-def _spellings(found: LockingRoute) -> Iterator[str]:
-    """Return a sentence for each key that is made of a part of the path as the URL spells it."""
-    for template in _templates(found.locks):
-        sources = template.in_request()
-        for name, converter in zip(template.names, template.converters, strict=True):
-            source = sources[name]
-            is_text = isinstance(found.parameters.get(source.name), StringConvertor | None)
-            if (
-                source.kind == "path"
-                and is_text
-                and not converter
-                and not declared_of(found.route.dependant, source, template)
-            ):
-                yield (
-                    f"{found}: lock({template.text!r}) is made of {source.name!r} as the URL spells it: '7' and"
-                    " '07' would be two locks. Declare the parameter with its type in the endpoint, or write"
-                    f" {{{name}:int}}, {{{name}:uuid}} or {{{name}:lower}} in the key; {{{name}:str}} says that"
-                    " each spelling is another thing"
-                )
 
 
 def locking_routes(routes: Sequence[Any]) -> Iterator[LockingRoute]:
@@ -254,11 +227,6 @@ def _flat(dependant: Any) -> Iterator[Any]:
     for each in dependant.dependencies:
         yield each
         yield from _flat(each)
-
-
-def _templates(locks: Iterable[LockDependency]) -> Iterator[KeyTemplate]:
-    for each in locks:
-        yield from (key for key in each.keys if isinstance(key, KeyTemplate))
 
 
 # What OpenAPI says of them.
@@ -315,9 +283,7 @@ def document_mounted(routes: Iterable[Any], problem_of: ProblemOf) -> None:
 
 def _describe(schema: dict[str, Any], found: LockingRoute, problem_of: ProblemOf) -> None:
     errors: list[WeblockError] = [_BUSY, _DOWN, _RECOVERING, _LOST]
-    if any(
-        not isinstance(key, KeyTemplate) or key.names for each in found.locks for key in each.keys
-    ):
+    if any(each.functions or any(key.names for key in each.templates) for each in found.locks):
         errors.append(_NO_KEY)
     problems = [problem for error in errors if (problem := problem_of(error))]
     operations = schema.get("paths", {}).get(found.route.path_format, {})
