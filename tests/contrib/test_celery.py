@@ -529,31 +529,22 @@ class TestWhatCannotWork:
             @app.task(**{"lock": "a", **options})
             def pay(number): ...
 
-    def test_a_coroutine(self, app):
-        """Celery would run it when the lock is released."""
+    @pytest.mark.parametrize("kind", ["coroutine", "generator", "iterator"])
+    def test_what_runs_after_it_has_returned(self, app, kind):
+        """Celery would run or iterate over it after the lock is released, if at all."""
+
+        async def coroutine(): ...
+
+        def generator():
+            yield
+
+        async def iterator():
+            yield
+
+        late = {"coroutine": coroutine, "generator": generator, "iterator": iterator}[kind]
         app.finalize()
-        with pytest.raises(TypeError, match="pay is async"):
-
-            @app.task(lock="a")
-            async def pay(): ...
-
-    def test_a_generator(self, app):
-        """Nothing would iterate over it before the lock is released."""
-        app.finalize()
-        with pytest.raises(TypeError, match="pay is a generator"):
-
-            @app.task(lock="a")
-            def pay():
-                yield
-
-    def test_an_asynchronous_generator(self, app):
-        """It is neither a coroutine nor a generator to Python, and would run as late."""
-        app.finalize()
-        with pytest.raises(TypeError, match="pay is a generator"):
-
-            @app.task(lock="a")
-            async def pay():
-                yield
+        with pytest.raises(TypeError, match=f"{late.__name__} is async or a generator"):
+            app.task(late, lock="a")
 
     def test_an_application_without_locks(self, bare):
         """A task that wants a lock does not run without one."""

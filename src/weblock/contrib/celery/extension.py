@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NoReturn, Unpack
 
 from celery import Celery, Task
@@ -18,7 +18,7 @@ from ..kit import Asked, Locked
 from ..kit.settings import Wanted, configured, opened, refuse_other_application
 from ..kit.spec import name_of
 from .internals import registry_of
-from .task import LockedTask, TaskSpec, installed
+from .task import LockedTask, installed, locks_for, spec_of
 
 _SETTING: Final = re.compile(r"(?:weblock|[A-Z][A-Z0-9_]*_WEBLOCK)_(\w+)")
 """A setting of ours in ``app.conf``; Celery keeps the prefix of ``namespace=`` in its spelling."""
@@ -64,15 +64,15 @@ class WebLock:
                 " give each application a WebLock of its own"
             )
         self._app = app
-        installed[app] = self
+        installed[app] = lambda: self.locks
         base = app.Task
         if not issubclass(base, LockedTask):
             body = {"abstract": True, "__module__": base.__module__}
             app.Task = type(base.__name__, (LockedTask, base), body)
         _refuse_unlocked(app)
-        app.on_after_finalize.connect(self._check_options, weak=False)
+        app.on_after_finalize.connect(self._configured, weak=False)  # Celery logs what it raises.
         if app.finalized:
-            self._check_options()
+            self._configured()
 
     @property
     def locks(self) -> Locks:
@@ -88,18 +88,16 @@ class WebLock:
                     self._opened = opened(*self._configured())
         return self._opened
 
-    def _configured(self) -> tuple[Wanted, LocksOptions]:
+    def _configured(self, **_signal: object) -> tuple[Wanted, LocksOptions]:
+        """Return what to open. Raises ``ConfigurationError`` for a setting or an option that cannot work."""
         if self._app is None:
             raise ConfigurationError("this WebLock has no application: call locks.init_app(app)")
         conf: Any = self._app.conf
         names = [found[1].lower() for name in conf if (found := _SETTING.fullmatch(name))]
         given = {name: conf[f"weblock_{name}"] for name in names}
-        return configured(self._given, self._options, given, spell="weblock_{}".format)
-
-    def _check_options(self, **_signal: object) -> None:
-        """Raise ``ConfigurationError`` for options that cannot work; Celery logs it, and goes on."""
-        _, options = self._configured()
+        wanted, options = configured(self._given, self._options, given, spell="weblock_{}".format)
         Options(**options)
+        return wanted, options
 
 
 def _refuse_unlocked(app: Celery) -> None:
@@ -112,9 +110,12 @@ def _refuse_unlocked(app: Celery) -> None:
 
     class Registry(type(tasks)):  # type: ignore[misc] # An application may have one of its own.
         def __setitem__(self, name: str, task: Task) -> None:
-            lock = None if isinstance(task, LockedTask) else _lock_of(app, task)
-            if lock is not None:
-                task.run = _refusing(task, lock)
+            if refusal := _refusal(app, task):
+
+                def run(*_args: object, **_kwargs: object) -> NoReturn:
+                    raise ConfigurationError(refusal)
+
+                task.run = run
             super().__setitem__(name, task)
 
     tasks.__class__ = Registry
@@ -122,22 +123,16 @@ def _refuse_unlocked(app: Celery) -> None:
         tasks[name] = task
 
 
-def _lock_of(app: Celery, task: Task) -> object:
-    """Return what a task has as its option ``lock``, whatever its base class means by that."""
-    for settings in resolve_all(app.annotations, task):  # Celery applies them afterwards.
-        if settings.get("lock") is not None:
-            return settings["lock"]
-    return inspect.getattr_static(task, "lock", None)  # A property of the class is not called.
-
-
-def _refusing(task: Task, lock: object) -> Callable[..., NoReturn]:
-    def run(*_args: object, **_kwargs: object) -> NoReturn:
-        raise ConfigurationError(_ignored(task, lock))
-
-    return run
-
-
-def _ignored(task: Task, lock: object) -> str:
+def _refusal(app: Celery, task: Task) -> str | None:
+    """Return why a task must not run that has a ``lock``, whatever its base class means by that."""
+    if isinstance(task, LockedTask):
+        return None
+    # Celery applies the annotations afterwards. A property of the class is not called.
+    annotated = (settings.get("lock") for settings in resolve_all(app.annotations, task))
+    given = (*annotated, inspect.getattr_static(task, "lock", None))
+    lock = next((each for each in given if each is not None), None)
+    if lock is None:
+        return None
     return (
         f"task {task.name} has lock={name_of(lock):.80}, which its base class"
         f" {type(task).__mro__[1].__qualname__} would ignore: derive that from"
@@ -151,20 +146,15 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
     if not isinstance(app, Celery) or asked:
         return
     app.loader.import_default_modules()  # As a worker does.
-    web = installed.get(app)
     for name, task in sorted(app.tasks.items()):
-        lock = task.lock if isinstance(task, LockedTask) else _lock_of(app, task)
-        if lock is None:
-            continue
-        if not isinstance(task, LockedTask):
-            yield ConfigurationError(_ignored(task, lock))
-        elif web is None:
-            yield ConfigurationError(
-                f"task {name} locks, but weblock is not installed: call WebLock(app)"
-            )
-        else:
-            spec = TaskSpec.of_task(task)
-            options = {**spec.options, "on_busy": task.on_busy}
-            yield Locked(
-                f"task {name}", spec.keys, options, web.locks, order="before the task runs"
-            )
+        if refusal := _refusal(app, task):
+            yield ConfigurationError(refusal)
+        elif isinstance(task, LockedTask) and task.lock is not None:
+            try:
+                spec, locks = spec_of(task), locks_for(task)
+            except ConfigurationError as error:
+                yield error
+            else:
+                options = {**spec.options, "on_busy": task.on_busy}
+                order = "before the task runs"
+                yield Locked(f"task {name}", spec.keys, options, locks, order=order)

@@ -11,8 +11,7 @@ import functools
 import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Any, Final, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from celery import Celery, Task
@@ -39,16 +38,18 @@ MARGIN: Final = 5.0
 LEAST_COUNTDOWN: Final = 1.0
 
 
-class Installed(Protocol):
-    """What an application has of weblock."""
-
-    @property
-    def locks(self) -> Locks:
-        """The locks of its tasks."""
+installed: Final[WeakKeyDictionary[Celery, Callable[[], Locks]]] = WeakKeyDictionary()
+"""What returns the locks of an application, which are opened when the first task needs them."""
 
 
-installed: Final[WeakKeyDictionary[Celery, Installed]] = WeakKeyDictionary()
-"""By application."""
+def locks_for(task: Task) -> Locks:
+    """Return the locks of a task's application. Raises ``ConfigurationError`` if it has none."""
+    if task.app not in installed:
+        raise ConfigurationError(
+            f"task {task.name} has a lock, and its application {task.app.main!r:.80} has no"
+            ' locks: call weblock.contrib.celery.WebLock(app, "redis://...") where the app is made'
+        )
+    return installed[task.app]()
 
 
 class LockedTask(Task):
@@ -99,66 +100,52 @@ class LockedTask(Task):
             raise ConfigurationError(
                 f"on_busy={cls.on_busy!r:.80} must be 'wait', 'skip' or 'retry' (task {cls.__name__})"
             )
-        if inspect.iscoroutinefunction(run):
+        late = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+        if any(is_late(run) for is_late in late):
             raise TypeError(
-                f"{cls.__name__} is async: its coroutine would run after the lock is released"
-            )
-        if inspect.isgeneratorfunction(run) or inspect.isasyncgenfunction(run):
-            raise TypeError(
-                f"{cls.__name__} is a generator, which would run after the lock is released, if at all"
+                f"{cls.__name__} is async or a generator, which would run after the lock is released"
             )
         for name in ("busy_countdown", "at_least"):
             if (value := getattr(cls, name)) is not None:
                 seconds(name, value)
-        for template in TaskSpec.of_task(cls).templates:
+        for template in spec_of(cls).templates:
             template.for_call_of(run)
 
 
-class TaskSpec(LockSpec):
-    """What a task locks. Its templates name arguments of a call, by name or by place."""
+def spec_of(task: LockedTask | type[LockedTask]) -> LockSpec:
+    """Return what a task locks, with its options; unless it says so, only ``on_busy="wait"`` waits.
 
-    @classmethod
-    def of_task(cls, task: LockedTask | type[LockedTask]) -> TaskSpec:
-        """Return the spec of a task's options; unless it says so, only ``on_busy="wait"`` waits.
-
-        Raises ``ConfigurationError`` for options that cannot work.
-        """
-        names = HoldOptions.__annotations__
-        options: Any = {name: getattr(task, name) for name in names if hasattr(task, name)}
-        if task.lock_shared is not None:
-            options["shared"] = task.lock_shared
-        if task.on_busy != "wait":
-            options.setdefault("wait", 0)
-        lock = task.lock
-        keys: Any = lock if isinstance(lock, list | tuple) else [lock]
-        if not keys or not all(isinstance(key, str) or callable(key) for key in keys):
-            raise ConfigurationError(
-                f"lock={lock!r:.80} must be a key, a function that returns one, or several in a list;"
-                " lock=None does not lock"
-            )
-        return cls.of(keys, options)
-
-    @staticmethod
-    def parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:
-        """Return a key function as the application has written it, and a key as a template."""
-        if not callable(key):
-            return KeyTemplate.parse(key)
-        # A class makes a method of a function that is its option. One that takes ``self`` is meant as one.
-        plain: KeyFunction = getattr(key, "__func__", key)
-        is_method = next(iter(inspect.signature(plain).parameters), "") == "self"
-        return key if is_method else plain
-
-    def keys_of_call(
-        self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[CheckedKey, ...]:
-        """Return the keys for the arguments of a call of ``run``, with its defaults."""
-        call = inspect.signature(run).bind(*args, **kwargs)
-        call.apply_defaults()
-        values = {**call.arguments, **{str(place): each for place, each in enumerate(call.args)}}
-        return self.made_of(
-            lambda _template: values,
-            lambda function: function(**wanted_by(function, call.arguments)),
+    Raises ``ConfigurationError`` for what cannot work.
+    """
+    names = HoldOptions.__annotations__
+    options: Any = {name: getattr(task, name) for name in names if hasattr(task, name)}
+    if task.lock_shared is not None:
+        options["shared"] = task.lock_shared
+    if task.on_busy != "wait":
+        options.setdefault("wait", 0)
+    lock: Any = task.lock
+    if inspect.ismethod(lock):  # A class makes one of a function that is its option.
+        plain = lock.__func__
+        lock = lock if next(iter(inspect.signature(plain).parameters), "") == "self" else plain
+    keys = lock if isinstance(lock, list | tuple) else [lock]
+    if not keys or not all(isinstance(key, str) or callable(key) for key in keys):
+        raise ConfigurationError(
+            f"lock={lock!r:.80} must be a key, a function that returns one, or several in a list;"
+            " lock=None does not lock"
         )
+    return LockSpec.of([key if callable(key) else KeyTemplate.parse(key) for key in keys], options)
+
+
+def keys_of_call(
+    spec: LockSpec, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[CheckedKey, ...]:
+    """Return the keys for the arguments of a call of ``run``, by name and by place, with its defaults."""
+    call = inspect.signature(run).bind(*args, **kwargs)
+    call.apply_defaults()
+    values = {**call.arguments, **{str(place): each for place, each in enumerate(call.args)}}
+    return spec.made_of(
+        lambda _template: values, lambda function: function(**wanted_by(function, call.arguments))
+    )
 
 
 class LockedRun:
@@ -179,10 +166,10 @@ class LockedRun:
 
         @functools.wraps(run)
         def locked(*args: Any, **kwargs: Any) -> Any:
-            outer = running.get()
-            of_this = outer is not None and outer.task is task and not outer.over
+            outer = current_book()
             # A class may call the ``run`` that it has overridden.
-            if task.lock is None or (of_this and outer and outer.code is not self):
+            inner = isinstance(outer, Running) and outer.task is task and outer.code is not self
+            if inner or task.lock is None:
                 return run(*args, **kwargs)
             return Running(task, self).run(run, args, kwargs)
 
@@ -196,15 +183,9 @@ class Running(RequestLeases[Lease]):
     lease: Lease | None = None
 
     def __init__(self, task: LockedTask, code: object) -> None:
-        web = installed.get(task.app)
-        if web is None:
-            raise ConfigurationError(
-                f"task {task.name} has a lock, and its application {task.app.main!r:.80} has no"
-                ' locks: call weblock.contrib.celery.WebLock(app, "redis://...") where the app is made'
-            )
         around: Any = current_book()
         super().__init__("task", task.name or "", around.of_application() if around else None)
-        self._locks = web.locks
+        self._locks = locks_for(task)
         self.task: Final = task
         self.code: Final = code
         """What identifies the function that runs: a class may have overridden another's."""
@@ -215,9 +196,9 @@ class Running(RequestLeases[Lease]):
         If the keys are busy, the task waits, is skipped or tries again, as it says. Raises ``LeaseLost``
         if a lease was lost and the work raises nothing.
         """
-        spec = TaskSpec.of_task(self.task)
-        keys = spec.keys_of_call(work, args, kwargs)
-        part, outer = part_of.set(self.flow), running.set(self)
+        spec = spec_of(self.task)
+        keys = keys_of_call(spec, work, args, kwargs)
+        part = part_of.set(self.flow)
         try:
             result = self._work(functools.partial(work, *args, **kwargs), keys, spec.options)
         except BaseException as error:
@@ -229,7 +210,6 @@ class Running(RequestLeases[Lease]):
                 raise loss
             return result
         finally:
-            running.reset(outer)
             part_of.reset(part)
 
     def _work(
@@ -292,17 +272,13 @@ class Running(RequestLeases[Lease]):
         raise Ignore(str(busy))
 
 
-running: Final[ContextVar[Running | None]] = ContextVar("weblock_celery_running", default=None)
-"""The innermost run of a locked task."""
-
-
 def lease_of() -> Lease:
     """Return the lease of the running task.
 
     Raises ``ConfigurationError`` where no task holds a lock.
     """
-    current = running.get()
-    if current is None or current.over or current.lease is None:
+    current = current_book()
+    if not isinstance(current, Running) or current.lease is None:
         raise ConfigurationError(
             'no task holds a lock here: give the task one, @app.task(lock="invoice:{0}")'
         )

@@ -29,16 +29,16 @@ class LockSpec:
     @classmethod
     def of(
         cls,
-        keys: Iterable[str | KeyFunction],
+        keys: Iterable[str | KeyTemplate | KeyFunction],
         options: HoldOptions,
         guard: GuardKind | None = None,
         **more: Any,
     ) -> Self:
         """Return the spec of what a user has written.
 
-        Raises ``ConfigurationError`` for a template, an option or a guard that cannot work, and
-        ``TypeError`` if there is no key or an option does not exist: where it is written, not at the
-        first request.
+        A ready template can name what no request has. Raises ``ConfigurationError`` for
+        a template, an option or a guard that cannot work, and ``TypeError`` if there is no key or an
+        option does not exist: where it is written, not at the first request.
         """
         keys = tuple(keys)
         if not keys:
@@ -46,9 +46,7 @@ class LockSpec:
         Options().of_call(options)
         refuse_guard(guard, options)
         said = tuple(sorted(options.items()))
-        return cls(tuple(map(cls.parsed, keys)), said, guard, options, **more)
-
-    parsed = staticmethod(parsed)
+        return cls(tuple(map(parsed, keys)), said, guard, options, **more)
 
     @property
     def templates(self) -> tuple[KeyTemplate, ...]:
