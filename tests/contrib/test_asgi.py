@@ -12,7 +12,7 @@ from tests.support.aio import eventually
 from weblock import AsyncLocks, ConfigurationError, LockTimeout
 from weblock.contrib import asgi, wsgi
 from weblock.contrib.asgi import RequestLayer, problem_of, request_locks
-from weblock.contrib.asgi.inbox import Inbox
+from weblock.contrib.asgi.client import Inbox
 from weblock.contrib.fastapi import install
 
 from .wire import Exchange

@@ -15,7 +15,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 
 from tests.support.http import client_of
 from weblock import AsyncLease, AsyncLocks, ConfigurationError, LeaseLost
-from weblock.contrib.asgi import LockMiddleware, Rule, outbox
+from weblock.contrib.asgi import LockMiddleware, Rule
 from weblock.contrib.fastapi import install, lock
 
 from .losing import lose
@@ -437,7 +437,7 @@ async def test_a_stream_breaks_off(locks, media_type):
 
 async def test_a_stream_that_is_held_back_breaks_off(app, monkeypatch):
     """A stream whose lease is lost before its first part has left is cut when that leaves."""
-    monkeypatch.setattr(outbox, "STREAMS_AFTER", 0.05)
+    monkeypatch.setattr("weblock.contrib.kit.output.STREAMS_AFTER", 0.05)
 
     async def parts(lease):
         yield b"first"

@@ -14,8 +14,7 @@ from tests.support.aio import eventually, until_waited_for
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLease
 from weblock.contrib.asgi import AsyncRequestLocks, RequestLayer
-from weblock.contrib.asgi.inbox import Inbox
-from weblock.contrib.asgi.outbox import Outbox
+from weblock.contrib.asgi.client import Inbox, Outbox
 from weblock.contrib.fastapi import install, lock
 
 from .wire import Exchange

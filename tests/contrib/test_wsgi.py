@@ -284,7 +284,7 @@ class TestTheRelease:
 
     def test_what_takes_long_is_a_stream(self, locks, monkeypatch):
         """A response that is not complete a second after its first part is sent as it is made."""
-        monkeypatch.setattr("weblock.contrib.wsgi.outbox.STREAMS_AFTER", 0)
+        monkeypatch.setattr("weblock.contrib.kit.output.STREAMS_AFTER", 0)
         body = (time.sleep(0.001) or b"%d" % number for number in itertools.count())
         gateway = Gateway(LockMiddleware(answering(body), locks, ITEMS)).begin()
         assert next(gateway.parts()) == b"01"

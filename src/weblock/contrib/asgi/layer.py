@@ -26,8 +26,7 @@ from ..kit.book import going_on, to_its_end, watch_sessions
 from ..kit.problems import ClientGone, answers, problem_of
 from ..kit.settings import refuse_url
 from .answers import ProblemResponse, close_with
-from .inbox import Inbox
-from .outbox import Outbox
+from .client import Inbox, Outbox
 from .protocol import App, Message, Receive, Scope, Send
 from .request import SCOPE_KEY, AsyncRequestLocks
 
@@ -152,10 +151,9 @@ class _Exchange:
         self._receive = receive
         self._answer_to = layer.answer
         self.inbox = inbox = Inbox(receive)
-        self.outbox = Outbox(send, inbox.follow_stream, asyncio.get_running_loop())
-        self.request = AsyncRequestLocks(
-            layer.locks, scope, inbox, self.outbox, layer.hold_back, within=outer
-        )
+        loop = asyncio.get_running_loop()
+        self.outbox = outbox = Outbox(send, inbox.follow_stream, loop, layer.hold_back)
+        self.request = AsyncRequestLocks(layer.locks, scope, inbox, outbox, within=outer)
         self.request.of_rules = layer.of_rules
 
     async def work(self, ended: asyncio.Future[None]) -> LeaseLost | None:

@@ -18,8 +18,7 @@ from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
 from ..kit.book import RequestLeases, current_book
-from .inbox import LOOK_AFTER, Inbox
-from .outbox import Outbox, Policy, never
+from .client import LOOK_AFTER, Inbox, Outbox
 from .protocol import Scope
 
 SCOPE_KEY: Final = "weblock"
@@ -105,7 +104,6 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
         scope: Scope,
         inbox: Inbox,
         outbox: Outbox,
-        hold_back: float | None,
         *,
         within: Self | None = None,
     ) -> None:
@@ -117,14 +115,13 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
         self._inbox = inbox
         self._client: Inbox = within._client if within else inbox  # noqa: SLF001 - of the same class
         self._outbox = outbox if is_http else None
-        self._seconds = hold_back
         self.endpoints: Final[list[asyncio.Task[Any]]] = []
         """The tasks that run an endpoint at this moment, which may be cancelled."""
 
     @property
     def streams(self) -> bool:
         """Whether a part of the response has been sent, and more follows."""
-        return self._outbox is not None and self._outbox.streams
+        return self._outbox is not None and self._outbox.is_streaming
 
     def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> Any:
         """Return the lease of the keys, a ``RequestLease`` that is released when the request ends.
@@ -169,22 +166,22 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
         finally:
             limiter.total_tokens -= 1
 
-    def hold_back(self, background: Callable[[], object] = never) -> None:
+    def hold_back(self, background: Callable[[], object] | None = None) -> None:
         """Make the response wait, here and farther out, until the work is done, if none was sent yet.
 
         ``background`` returns whether tasks follow the response, for which it does not wait. Called
         before a key is made: the error of one that cannot be made may have to replace a response.
         """
         if self._outbox:
-            self._outbox.policy = Policy(self._seconds, background, self.leases)
+            self._outbox.leases, self._outbox.background = self.leases, background
         if self.within:
             self.within.hold_back(background)
 
     async def hold(self, keys: Sequence[CheckedKey], options: HoldOptions) -> RequestLease:
         """Acquire keys that ``in_order`` returned; for adapters. See ``acquire``."""
         outbox = self._outbox
-        if outbox and outbox.policy is None and not self.over:
-            outbox.policy = Policy(self._seconds, never, self.leases)
+        if outbox and not self.over:
+            outbox.leases = self.leases
         ended: Sequence[Any] = ()
         if self.database and self.missing(self.locks, keys):
             from ..sqlalchemy.sessions import end_all_reading, leave_as_read, read_all_again
@@ -206,8 +203,8 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
             turn.set_result(None)
             if client.waiter:
                 client.end_watch()
-            if outbox and self.waited is not None:
-                outbox.timing = b"lock;dur=%.1f" % (1000 * self.waited)
+            if outbox:
+                outbox.waited = self.waited
         self._inbox.withholds = True
         if ended:
             await read_all_again(ended)

@@ -31,6 +31,7 @@ from ..._runtime.clock import Flow, part_of
 from ..._runtime.internals import running_loop
 from ...errors import AlreadyHeld, ConfigurationError, LeaseLost
 from ...keys import CheckedKey, unqualified
+from .output import check_done
 from .problems import ClientGone
 from .spec import LockSpec
 
@@ -40,9 +41,6 @@ B = TypeVar("B", bound="RequestLeases[Any]")
 S = TypeVar("S", bound=LockSpec)
 
 BeforeWaiting = Callable[[], Awaitable[object]]
-
-ENDED_HERE: Final = frozenset({"released", "handed_over"})
-"""Why a lease ends that the application ends by itself."""
 
 LONGEST_LABEL: Final = 200
 """The longest label in characters: an engine keeps it for each waiter."""
@@ -292,19 +290,6 @@ def watch_sessions() -> None:
             )
         else:
             watch()
-
-
-def check_done(leases: Sequence[BaseLease]) -> None:
-    """Raise ``LeaseLost`` if a lease was lost, but not if the application itself has ended it.
-
-    An application may release a lease early, or hand it over to a worker, and then respond.
-    """
-    for lease in leases:
-        try:
-            lease.check()
-        except LeaseLost as loss:
-            if loss.reason not in ENDED_HERE:
-                raise
 
 
 async def to_its_end(

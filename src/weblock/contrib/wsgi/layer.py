@@ -156,10 +156,10 @@ class Work:
     def _is_complete(self, body: Iterable[bytes]) -> bool:
         """Collect the body; return whether that was all of it, or the rest must not wait."""
         outbox, self._parts = self._outbox, iter(body)
-        if outbox.streams():
+        if outbox.lets_go():
             return False
         for part in self._parts:
-            goes_on = outbox.streams()
+            goes_on = outbox.lets_go()
             outbox.keep(part)
             if goes_on:
                 return False
@@ -176,8 +176,7 @@ class Work:
             part = next(self._parts)
         finally:
             part_of.reset(token)
-        if self._outbox.promises:
-            self._request.check_done()
+        self._outbox.check()
         return part
 
     def close(self) -> None:

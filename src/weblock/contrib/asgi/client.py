@@ -1,16 +1,20 @@
-"""Receives from the client: passes messages on in order, and notices a disconnect."""
+"""The client of a request: what it sends, whether it is still there, and what it is sent."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
+from ..._platform.logs import logger
+from ..kit import output
+from ..kit.output import Output
 from ..kit.problems import ClientGone
-from .protocol import Message, Receive
+from .protocol import Message, Receive, Send
 
-LIMIT: Final = 64 * 1024
+AHEAD: Final = 64 * 1024
 """About how many bytes are read ahead at most, to see whether the client is still connected."""
 
 MESSAGE_SIZE: Final = 64
@@ -28,7 +32,7 @@ class Inbox:
     and what it returns is kept for the application.
     """
 
-    _room = LIMIT
+    _room = AHEAD
     _pending: asyncio.Task[None] | None = None
     _reading = False
     _direct: asyncio.Future[None] | None = None
@@ -94,7 +98,7 @@ class Inbox:
             self._withheld = None
 
     async def until_gone(self) -> None:
-        """Return when the client has disconnected, unless it first sends more than ``LIMIT``."""
+        """Return when the client has disconnected, unless it first sends more than ``AHEAD``."""
         while not self._gone and self._room > 0:
             if self._reading:
                 self._direct = self._direct or asyncio.get_running_loop().create_future()
@@ -206,3 +210,162 @@ _NOTHING_MORE: Final = {kind: partial(_nothing_more, kind) for kind in ("http", 
 def _size(message: Message) -> int:
     payload = message.get("body") or message.get("bytes") or message.get("text") or b""
     return MESSAGE_SIZE + len(payload)
+
+
+class Outbox(Output):
+    """``send`` for the application. What is held back stays here until ``finish`` or ``discard``."""
+
+    _complete = False
+    _timer: asyncio.Handle | None = None
+    _letting_go: asyncio.Task[None] | None = None
+    background: Callable[[], object] | None = None
+    """Returns whether background tasks follow the response, for which it must not wait."""
+    is_streaming = False
+    """Whether a part of the response has been sent, and more follows."""
+    on_stream: Callable[[], None] | None = None
+    """Called at each part after which more is to come."""
+    closed = False
+    """Whether a websocket has been closed."""
+
+    def __init__(
+        self,
+        send: Send,
+        follow_stream: Callable[[bool], None],
+        loop: asyncio.AbstractEventLoop,
+        hold_back: float | None,
+    ) -> None:
+        """``hold_back`` limits the seconds for which a response waits, complete or not."""
+        self.loop = loop
+        self._hold_back = hold_back
+        self._send = send
+        self._follow_stream = follow_stream
+        self._held: list[Message] = []
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Send or keep a message of the application. Raises ``LeaseLost``."""
+        if self.leases is not None:
+            is_start = message["type"] == "http.response.start"
+            return self._begin(message) if is_start else self._go_on(message)
+        if message["type"] == "http.response.start":
+            self.promises = message["status"] < 500
+        # Most requests lock nothing, and their messages go straight to the server.
+        return self._pass_on(message)
+
+    async def _begin(self, start: Message) -> None:
+        """Keep the beginning of a response, unless it is a stream of events."""
+        headers = start.get("headers", ())
+        fields = {name.lower(): value for name, value in headers}
+        content_type = fields.get(b"content-type", b"").decode("latin-1")
+        must_go = self.begin(start["status"], content_type) or self.is_open or self.sent
+        if timing := self.timing():
+            start = {**start, "headers": [*headers, (b"server-timing", timing.encode())]}
+        if must_go:
+            await self._go_on(start)
+            return
+        self._held.append(start)
+        self._complete = False
+        # A response that says how long it is, is most often sent at once and complete.
+        if b"content-length" not in fields or self._hold_back is not None:
+            self._timer = self.loop.call_soon(self._expect_the_rest)
+
+    async def _go_on(self, message: Message) -> None:
+        """Keep a message until the work is done, or send it, with all before it."""
+        self.check()
+        if self.is_open or self.sent:
+            if self._letting_go:
+                await asyncio.wait({self._letting_go})
+            await self._pass_on(message)
+            return
+        self._held.append(message)
+        self._size += len(message.get("body", b""))
+        is_start = message["type"] == "http.response.start"  # Of a stream of events.
+        self._complete = not (is_start or message.get("more_body", False))
+        if self._complete:
+            if self._hold_back is None and self._timer:
+                self._timer.cancel()
+            must_go = bool(self.background and self.background())
+        else:
+            must_go = self.streams()
+            if self._timer is None and not must_go:
+                self._expect_the_rest()
+        if must_go:
+            self._begin_to_let_go()
+        if self._letting_go:
+            await asyncio.shield(self._letting_go)
+
+    async def finish(self) -> None:
+        """Send what was held back: the application has ended."""
+        self.is_open = True
+        if self._timer:
+            self._timer.cancel()
+        if self._letting_go:
+            await asyncio.shield(self._letting_go)
+        elif self._held:
+            held, self._held = self._held, []
+            await self._send_all(held)
+        self._send = _nowhere  # For the reason that ``Inbox.close`` has.
+
+    def discard(self) -> None:
+        """Drop what was held back: another response takes its place."""
+        self._stop_holding()
+        self._held = []
+
+    async def close(self) -> None:
+        """Drop what was held back, and wait for what is being sent."""
+        self.discard()
+        if self._letting_go:
+            await asyncio.wait({self._letting_go})
+        self._send = _nowhere
+
+    async def abort(self) -> None:
+        """Send nothing more: the server has cancelled the request."""
+        if self._letting_go:
+            self._letting_go.cancel()
+        await self.close()
+
+    def _expect_the_rest(self) -> None:
+        """Limit the wait. Most responses are complete before this is called, and need no timer."""
+        after = output.STREAMS_AFTER if self._hold_back is None else self._hold_back
+        self._timer = self.loop.call_later(after, self._let_go_in_time)
+
+    def _let_go_in_time(self) -> None:
+        if self._hold_back is not None or not self._complete:
+            self._begin_to_let_go()
+
+    def _begin_to_let_go(self) -> None:
+        self._stop_holding()
+        if self._held:
+            self.sent = True
+            held, self._held = self._held, []
+            self._letting_go = asyncio.ensure_future(self._send_all(held))
+
+    def _stop_holding(self) -> None:
+        self.is_open = True
+        if self._timer:
+            self._timer.cancel()
+
+    async def _send_all(self, messages: list[Message]) -> None:
+        try:
+            for message in messages:
+                await self._pass_on(message)
+        except OSError:
+            logger.debug("a client left before it had its response", exc_info=True)
+
+    def _pass_on(self, message: Message) -> Awaitable[None]:
+        self.sent = True
+        if message["type"] == "http.response.body":
+            # A stream may be endless, and ends when nobody wants it any more. What follows its last
+            # part, a commit say, must not be ended so.
+            goes_on = message.get("more_body", False)
+            if goes_on or self.is_streaming:
+                self._follow_stream(goes_on)
+            self.is_streaming = goes_on
+            if goes_on and self.on_stream:
+                self.on_stream()
+        elif message["type"] == "websocket.close":
+            self.closed = True
+        return self._send(message)
+
+
+async def _nowhere(message: Message) -> None:
+    """Sends nothing: the exchange is over."""

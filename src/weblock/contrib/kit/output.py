@@ -1,0 +1,79 @@
+"""The output policy: when the response to a request that locks may go to its client.
+
+The response is held back until the application has ended, for until then the work that it reports may fail
+to commit; then the locks are released, and only then it is sent, so that a slow client keeps no lock. Three
+kinds of responses are sent as they are made, and hold their locks until they end: a stream of events, a
+response that passes ``LIMIT`` before its last part, and one that goes on for ``STREAMS_AFTER``.
+
+A response that *promises* something says that work was done, or refused. When a lease is lost, a part of it
+is not taken from the application: ``LeaseLost`` is raised instead. An error of the server promises nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ..._face import BaseLease
+from ...errors import LeaseLost
+
+LIMIT: Final = 1024 * 1024
+"""Bytes of a response that are held back, at most, while there is more to come."""
+
+STREAMS_AFTER: Final = 1.0
+"""Seconds from its first part after which a response that goes on is taken for a stream."""
+
+ENDED_HERE: Final = frozenset({"released", "handed_over"})
+"""The reasons of leases that the application itself has ended."""
+
+
+class Output:
+    """The response to one request. An adapter derives from it, and sends what may be sent."""
+
+    leases: Sequence[BaseLease] | None = None
+    """The leases of the request; ``None`` while it locks nothing, and nothing is held back."""
+    waited: float | None = None
+    """Seconds that the request has waited for its keys."""
+    promises = True
+    sent = False
+    """Whether a part of the response has been sent."""
+    is_open = False
+    """Whether the response is sent as it is made."""
+    _size = 0
+    _is_event_stream = False
+
+    def begin(self, status: int, content_type: str) -> bool:
+        """Take note of a response that begins; return whether it must not be held back."""
+        self.promises = status < 500
+        self._is_event_stream = content_type.startswith("text/event-stream")
+        self._size = 0
+        return self._is_event_stream
+
+    def timing(self) -> str | None:
+        """Return the response's ``Server-Timing``."""
+        return None if self.waited is None else f"lock;dur={1000 * self.waited:.1f}"
+
+    def streams(self, seconds: float = 0.0) -> bool:
+        """Return whether a response that goes on must not be held back any more.
+
+        ``seconds`` have passed since its first part.
+        """
+        return self._is_event_stream or self._size > LIMIT or seconds > STREAMS_AFTER
+
+    def check(self) -> None:
+        """Raise ``LeaseLost`` if the response promises what might not be true."""
+        if self.promises and self.leases:
+            check_done(self.leases)
+
+
+def check_done(leases: Sequence[BaseLease]) -> None:
+    """Raise ``LeaseLost`` if a lease was lost, but not if the application itself has ended it.
+
+    An application may release a lease early, or hand it over to a worker, and then respond.
+    """
+    for lease in leases:
+        try:
+            lease.check()
+        except LeaseLost as loss:
+            if loss.reason not in ENDED_HERE:
+                raise
