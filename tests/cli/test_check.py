@@ -191,7 +191,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def shop(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command runs in that folder."""
+    """The command runs in that folder, and what it adds to the path is removed."""
+    monkeypatch.syspath_prepend(folder)
     monkeypatch.chdir(folder)
 
 

@@ -83,7 +83,7 @@ def test_a_namespace_is_chosen(run, url: str) -> None:
 
 def test_ping_tells_the_round_trip(run, told, url: str) -> None:
     """``ping`` tells how long the engine took, in milliseconds for people and seconds for programs."""
-    assert run("ping", "--count", "3").stdout.startswith(f"{url} answers in ")
+    assert run("ping").stdout.startswith(f"{url} answers in ")
     assert 0 < told("ping")["seconds"] < 60
 
 

@@ -95,8 +95,8 @@ def test_the_examples_are_true(run, url: str, tmp_path: Path, monkeypatch) -> No
 
 def test_all_commands_and_codes_are_told(run) -> None:
     """The page has each command, each option and each exit code."""
+    from weblock.cli import Code
     from weblock.cli.app import COMMANDS, App, app
-    from weblock.cli.codes import Code
 
     text = PAGE.read_text()
     assert isinstance(app, App)

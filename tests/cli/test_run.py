@@ -290,15 +290,6 @@ def test_a_key_stays_locked_after_its_command() -> None:
         assert locks.inspect("nightly").remaining > 300
 
 
-@pytest.mark.parametrize("name", ["", "A=B"])
-def test_a_name_that_no_variable_can_have_is_refused(name: str, weblock: Program) -> None:
-    """``--fence-env`` is checked before the key is acquired, and the command does not run."""
-    done = weblock.run("run", "nightly", "--fence-env", name, "--", "echo", "ran")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"--fence-env {name!r} must be the name of an environment variable" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_files_cannot_keep_a_key_locked(weblock: Program) -> None:
     """``file://`` frees a key when its process has ended, so ``--at-least`` is refused there."""
     done = weblock.run("run", "nightly", "--at-least", "60", "--", "echo", "ran")

@@ -7,25 +7,16 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
 import click
 
-from .. import (
-    AlreadyHeld,
-    ConfigurationError,
-    LeaseLost,
-    Locks,
-    LocksOptions,
-    LockTimeout,
-    WeblockError,
-    __version__,
-)
+from .. import Locks, LocksOptions, __version__
 from .._platform.logs import printable
-from .codes import Code
+from ..errors import AlreadyHeld, ConfigurationError, LeaseLost, LockTimeout, WeblockError
+from . import Code
 from .output import say, warn
 
 COMMANDS: Final = {
@@ -47,12 +38,11 @@ COMMANDS: Final = {
 class Session:
     """The options of all commands: where the locks are, and the form of the output."""
 
-    def __init__(self) -> None:
-        self.url: Sequence[str] = ()
-        self.namespace: str | None = None
-        self.json = False
+    url: Sequence[str] = ()
+    namespace: str | None = None
+    json = False
 
-    def locks(self, *, logs: int = logging.CRITICAL, **options: Unpack[LocksOptions]) -> Locks:
+    def locks(self, *, logs: int = logging.CRITICAL) -> Locks:
         """Return the locks that are meant, for a ``with`` block. Raises ``ConfigurationError``.
 
         A command says by itself what happens. Of what weblock logs, only what is of the level ``logs``
@@ -60,9 +50,8 @@ class Session:
         """
         for name in ("weblock", "kazoo"):  # Other drivers log nothing.
             logging.getLogger(name).setLevel(logs)
-        urls = self.urls()
-        namespace = self.namespace or os.environ.get("WEBLOCK_NAMESPACE")
-        if namespace:
+        urls, options = self.urls(), LocksOptions()
+        if namespace := self.namespace or os.environ.get("WEBLOCK_NAMESPACE"):
             options["namespace"] = namespace
         return Locks.from_url(urls if len(urls) > 1 else urls[0] if urls else None, **options)
 
@@ -87,15 +76,13 @@ class No(Exception):
         self.code = code
 
 
-def _code_of(error: WeblockError) -> Code:
-    match error:
-        case ConfigurationError() | AlreadyHeld():
-            return Code.USAGE
-        case LockTimeout():
-            return Code.BUSY
-        case LeaseLost():
-            return Code.LOST
-    return Code.UNAVAILABLE
+_CODES: Final = {
+    ConfigurationError: Code.USAGE,
+    AlreadyHeld: Code.USAGE,
+    LockTimeout: Code.BUSY,
+    LeaseLost: Code.LOST,
+    WeblockError: Code.UNAVAILABLE,
+}
 
 
 class Command(click.Command):
@@ -133,13 +120,12 @@ class Command(click.Command):
         except WeblockError as error:
             facts = {"error": type(error).__name__, "message": str(error)}
             warn(json.dumps(facts) if session.json else f"weblock: {printable(str(error))}")
-            raise SystemExit(_code_of(error)) from error
+            code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+            raise SystemExit(code) from error
 
 
 class App(click.Group):
     """Imports each command when it is asked for."""
-
-    command_class = Command
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
         """The names, in the order of ``COMMANDS``."""
@@ -205,6 +191,5 @@ def app() -> None:
     """
     for stream in (sys.stdout, sys.stderr):
         # A key may have characters that a terminal's encoding lacks.
-        with suppress(AttributeError, ValueError):
-            if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

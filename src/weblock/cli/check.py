@@ -67,8 +67,9 @@ def _load(name: str, folder: str) -> object:
         raise ConfigurationError(
             f"{name!r:.80} names no application: write module:name, as in shop:app"
         )
-    folder = str(Path(folder).resolve())
-    sys.path.insert(0, folder)
+    sys.path.insert(
+        0, str(Path(folder).resolve())
+    )  # For good: it may import more of its modules later.
     try:
         found: Any = importlib.import_module(module_name)
         for part in path.split("."):
@@ -77,6 +78,4 @@ def _load(name: str, folder: str) -> object:
         raise ConfigurationError(
             f"{name!r:.80} cannot be imported: {error}. Name the folder of the module with --app-dir"
         ) from error
-    finally:
-        sys.path.remove(folder)
     return found

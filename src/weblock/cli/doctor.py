@@ -13,9 +13,9 @@ from .._adapting import place_of
 from .._engines import engine_for
 from .._platform.logs import printable
 from ..stores.findings import Finding, Level, problem, warning
+from . import Code
 from .app import Session, command, pass_session
 from .bench import hand_offs, millis, new_key
-from .codes import Code
 from .output import say
 
 SLOW: Final = 0.1
@@ -23,20 +23,16 @@ SLOW: Final = 0.1
 
 _COLOURS: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
+_LARGER: Final = "Use file:// for one machine, or redis:// for several."
+
+_ONE_PROCESS: Final = "Its leases reach as far as one process: other workers are not excluded."
+
+_ONE_HOST: Final = "Its leases reach all processes of this machine, and no other machine."
+
 _SCOPES: Final = {
-    "none": problem(
-        "scope",
-        "It never locks: everybody gets every key.",
-        "Use file:// for one machine, or redis:// for several.",
-    ),
-    "process": warning(
-        "scope",
-        "Its leases reach as far as one process: other workers are not excluded.",
-        "Use file:// for one machine, or redis:// for several.",
-    ),
-    "host": Finding(
-        "scope", "Its leases reach all processes of this machine, and no other machine."
-    ),
+    "none": problem("scope", "It never locks: everybody gets every key.", _LARGER),
+    "process": warning("scope", _ONE_PROCESS, _LARGER),
+    "host": Finding("scope", _ONE_HOST),
     "cluster": Finding("scope", "Its leases reach all machines that use this URL."),
 }
 
@@ -139,19 +135,16 @@ def _tried(locks: Locks, *, measure: bool) -> Iterator[Finding]:
 
 
 @command("ping")
-@click.option("--count", default=1, show_default=True, type=click.IntRange(min=1))
 @pass_session
-def ping_command(session: Session, count: int) -> None:
+def ping_command(session: Session) -> None:
     """Sends the engine a request, and prints how long the answer took.
 
     Exits with 69 if the engine does not answer. Kubernetes can use it as a probe.
     """
     with session.locks() as locks:
         locks.ping()  # The first one connects, too.
-        median = statistics.median(locks.ping() for _ in range(count))
-        engine = locks.engine
-    text = f"{engine} answers in {median * 1000:.2f} ms{' (median)' if count > 1 else ''}"
-    session.say(text, {"engine": engine, "seconds": median})
+        engine, took = locks.engine, locks.ping()
+    session.say(f"{engine} answers in {took * 1000:.2f} ms", {"engine": engine, "seconds": took})
 
 
 @command("ddl")

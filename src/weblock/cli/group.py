@@ -31,15 +31,16 @@ class Group:
             process_group=0,
         )
         self._command = 0
-        self._lives_until = float("inf")
+        self.killed_at = float("inf")
+        """When the watchdog kills the group, by the monotonic clock."""
         self._terminal: int | None = None
         """Our controlling terminal, if we are in its foreground: the command is there in our place."""
         with contextlib.suppress(OSError):
             terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
             if os.tcgetpgrp(terminal) == os.getpgrp():
                 self._terminal = terminal
-        self._signals: tuple[int, int] | None = None
-        """A pipe that gets the number of each signal. Python's own handlers run in the main thread
+        self._signals = -1
+        """The end of a pipe that gets the number of each signal. Python's own handlers run in the main thread
         alone, which might not wake up when another thread gets a signal."""
 
     def start(
@@ -53,10 +54,10 @@ class Group:
         assert self._watchdog.stdout
         self._watchdog.stdout.read(1)
         if self._terminal is not None:
-            self._signals = os.pipe()
-            os.set_blocking(self._signals[0], False)
-            os.set_blocking(self._signals[1], False)
-            signal.set_wakeup_fd(self._signals[1], warn_on_full_buffer=False)
+            self._signals, written = os.pipe()
+            os.set_blocking(self._signals, False)
+            os.set_blocking(written, False)
+            signal.set_wakeup_fd(written, warn_on_full_buffer=False)
             signal.signal(signal.SIGCONT, lambda *_: None)
             self._pass_terminal(os.getpgrp(), self._watchdog.pid)
         try:
@@ -84,16 +85,14 @@ class Group:
             os.killpg(0, signal.SIGSTOP)
             # Which may take effect while this thread goes on for a moment.
             while signal.SIGCONT not in self._heard():
-                assert self._signals
-                select.select([self._signals[0]], [], [])
+                select.select([self._signals], [], [])
             self._pass_terminal(os.getpgrp(), self._watchdog.pid)  # With fg, but not with bg.
             self.signal(signal.SIGCONT)
 
     def _heard(self) -> bytes:
         """The numbers of the signals that have come since the last call."""
-        assert self._signals
         try:
-            return os.read(self._signals[0], 4096)
+            return os.read(self._signals, 4096)
         except BlockingIOError:
             return b""
 
@@ -105,22 +104,17 @@ class Group:
     def lives_until(self, seconds: float) -> None:
         """Let the watchdog kill the group in so many seconds, unless it gets a later time."""
         assert self._watchdog.stdin
-        self._lives_until = time.monotonic() + seconds
+        self.killed_at = time.monotonic() + seconds
         with contextlib.suppress(BrokenPipeError):  # The group has been killed.
-            self._watchdog.stdin.write(b"%f\n" % self._lives_until)
+            self._watchdog.stdin.write(b"%f\n" % self.killed_at)
             self._watchdog.stdin.flush()
-
-    @property
-    def is_overdue(self) -> bool:
-        """Return whether the watchdog's deadline has passed: then it has killed the group."""
-        return time.monotonic() >= self._lives_until
 
     def close(self) -> None:
         """End the watchdog. What the command has left running in the group goes on."""
         self._watchdog.kill()
         self._watchdog.communicate()
         self._pass_terminal(self._watchdog.pid, os.getpgrp())
-        if self._signals:
+        if self._signals >= 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCONT, signal.SIG_DFL)
 

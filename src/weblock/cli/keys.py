@@ -9,9 +9,9 @@ import click
 
 from .. import operating
 from .._platform.logs import printable
+from . import Code
 from .app import No, Session, command, pass_session
-from .codes import Code
-from .output import say, show_table, warn
+from .output import console, say, table, warn
 
 
 @command("list")
@@ -22,11 +22,11 @@ def list_command(session: Session, prefix: str, limit: int) -> None:
     """Lists the keys that are held or waited for; only those that begin with PREFIX."""
     with session.locks() as locks:
         infos = locks.list(prefix, limit=limit)
-    if session.json or not infos:
+    if infos and sys.stdout.isatty() and not session.json:
+        console().print(table(operating.HEADER, map(operating.row, infos)))
+    else:
         say(operating.listed(infos, as_json=session.json))
-        return
-    show_table(operating.HEADER, map(operating.row, infos))
-    if len(infos) == limit:
+    if len(infos) == limit and not session.json:
         warn(operating.more_than(limit))
 
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from .. import operating
-
 if TYPE_CHECKING:
     # Rich takes longer to import than most commands do to run.
     from rich.console import Console
@@ -36,14 +34,6 @@ def console() -> Console:
     return Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
 
 
-def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Write a table: one that fits the terminal, or plain lines that a program can cut."""
-    if sys.stdout.isatty():
-        console().print(table(header, rows))
-    else:
-        say(operating.table(header, rows))
-
-
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Return a table for a terminal. Long keys go on in the next line."""
     from rich import box
@@ -67,16 +57,13 @@ def bars() -> str:
     return BARS
 
 
-def sparkline(values: Sequence[float], *, most: float | None = None) -> str:
+def sparkline(values: Sequence[float], most: float) -> str:
     """Return one character for each value, the higher the more; a blank for 0."""
     levels = bars()
-    top = max(values, default=0) if most is None else most
-    return "".join(
-        levels[min(len(levels) - 1, int(value / top * len(levels)))] if value > 0 else " "
-        for value in values
-    )
+    steps = (min(len(levels) - 1, int(each / (most or 1) * len(levels))) for each in values)
+    return "".join(levels[n] if each > 0 else " " for each, n in zip(values, steps, strict=True))
 
 
-def bar(share: float, width: int = 40) -> str:
-    """Return a bar as long as ``share`` of ``width``, from 0 to 1."""
-    return bars()[-1] * max(1, round(share * width)) if share > 0 else ""
+def bar(share: float) -> str:
+    """Return a bar as long as ``share`` of 40 characters, from 0 to 1."""
+    return bars()[-1] * max(1, round(share * 40)) if share > 0 else ""

@@ -22,8 +22,8 @@ from .._core.table import SHARED
 from .._options import LONGEST
 from .._platform.logs import printable
 from ..operating import duration
+from . import Code
 from .app import Session, command, pass_session
-from .codes import Code
 from .group import Group
 from .output import warn
 
@@ -68,13 +68,6 @@ LOST: Final = 0
 @click.option("--limit", type=int, help="How many may hold KEY together; 1, unless given.")
 @click.option("--shared", is_flag=True, help="Hold KEY with any number of others that share it.")
 @click.option("--label", help="What others see of the holder. [default: host:process command]")
-@click.option(
-    "--fence-env",
-    default="WEBLOCK_FENCE",
-    show_default=True,
-    metavar="NAME",
-    help="The environment variable in which the command finds its fencing token.",
-)
 @pass_session
 def run_command(
     session: Session,
@@ -85,7 +78,6 @@ def run_command(
     skip_if_busy: bool,
     kill_after: float,
     at_least: float,
-    fence_env: str,
     **given: Any,
 ) -> None:
     """Holds KEY while it runs a command, so that no other process holds it meanwhile.
@@ -102,23 +94,30 @@ def run_command(
     is taken away, it gets both then.
 
     With --at-least, a machine whose clock is late finds KEY busy, and does not run the command again.
+
+    The command finds KEY in WEBLOCK_KEY, and its fencing token in WEBLOCK_FENCE.
     """
     hold: Any = {name: value for name, value in given.items() if value is not None}
     hold.setdefault("wait", 0 if skip_if_busy else None)
     name = f"{socket.gethostname()}:{os.getpid()} {Path(arguments[0]).name}"
     hold["label"] = given["label"] or name
     with session.locks(logs=logging.CRITICAL if session.json else logging.WARNING) as locks:
-        _check(locks, hold, kill_after, at_least, fence_env)
-        _refuse_own(locks, key, SHARED if hold["shared"] else hold.get("limit", 1))
+        _check(locks, hold, kill_after, at_least)
+        held = _held()
+        info = locks.inspect(key) if key in held else None
+        for holder in info.holders if info else ():
+            if holder.fence == held[key]:  # A parent process holds it until we have ended.
+                limit = SHARED if hold["shared"] else hold.get("limit", 1)
+                raise AlreadyHeld(key, upgrade=limit < (holder.limit or SHARED))
         run = Run(key, kill_after, at_least, in_json=session.json)
         try:
-            code = run.hold_and_work(locks, hold, arguments, fence_env)
+            code = run.hold_and_work(locks, hold, arguments)
         except LockTimeout as busy:
             if not skip_if_busy:
                 raise
             code = run.ends("skipped", f"skipped: {busy}", 0)
         except Interrupted as interrupted:
-            code = run.ends("interrupted", "", Code.SIGNALLED + interrupted.number)
+            code = run.ends("interrupted", "", Code.SIGNALLED + interrupted.args[0])
         finally:
             run.close()
     if session.json:
@@ -126,9 +125,7 @@ def run_command(
     raise SystemExit(code)
 
 
-def _check(
-    locks: Locks, hold: Mapping[str, Any], kill_after: float, at_least: float, fence_env: str
-) -> None:
+def _check(locks: Locks, hold: Mapping[str, Any], kill_after: float, at_least: float) -> None:
     """Raise ``ConfigurationError`` for what cannot work, before anything is locked or run."""
     if not hasattr(os, "posix_spawnp"):
         raise ConfigurationError("weblock run needs the process groups of Linux or macOS")
@@ -137,11 +134,6 @@ def _check(
             f"--kill-after {kill_after:g} must be from 0 to half of the ttl, which is {hold['ttl']:g} s:"
             " a lease is renewed after a third of its ttl, and may be ending from --kill-after on."
             " Raise --ttl"
-        )
-    if not fence_env or "=" in fence_env:
-        raise ConfigurationError(
-            f"--fence-env {fence_env!r:.80} must be the name of an environment variable, such as"
-            " WEBLOCK_FENCE"
         )
     if locks.scope == "process":
         raise ConfigurationError(
@@ -168,21 +160,8 @@ def _held() -> dict[str, int]:
     return held if isinstance(held, dict) else {}
 
 
-def _refuse_own(locks: Locks, key: str, limit: int) -> None:
-    """Raise ``AlreadyHeld`` for a key that a parent process holds until we have ended."""
-    held = _held()
-    info = locks.inspect(key) if key in held else None
-    for holder in info.holders if info else ():
-        if holder.fence == held[key]:
-            raise AlreadyHeld(key, upgrade=limit < (holder.limit or SHARED))
-
-
 class Interrupted(BaseException):
-    """A signal came while we waited for the key."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
+    """A signal, the argument, came while we waited for the key."""
 
 
 class Run:
@@ -225,9 +204,7 @@ class Run:
             warn(f"weblock: {printable(text)}")
         return code
 
-    def hold_and_work(
-        self, locks: Locks, hold: Any, arguments: Sequence[str], fence_env: str
-    ) -> int:
+    def hold_and_work(self, locks: Locks, hold: Any, arguments: Sequence[str]) -> int:
         """Acquire the key, run the command, release the key, and return the exit code."""
         asked = time.monotonic()
         for number in (getattr(signal, f"SIG{name}") for name in PASSED_ON):
@@ -245,7 +222,7 @@ class Run:
         self.facts |= {"fence": lease.fence, "waited": round(began - asked, 3)}
         env = {
             **os.environ,
-            fence_env: str(lease.fence),
+            "WEBLOCK_FENCE": str(lease.fence),
             "WEBLOCK_KEY": lease.key,
             HELD_ENV: json.dumps(_held() | {lease.key: lease.fence}),
         }
@@ -270,7 +247,7 @@ class Run:
             self.facts["held_for"] = round(time.monotonic() - began, 3)
         if lost or self._kill_at is not None:
             return self.ends("lost", str(lost or ""), Code.LOST)
-        if code == Code.SIGNALLED + signal.SIGKILL and self._group.is_overdue:
+        if code == Code.SIGNALLED + signal.SIGKILL and time.monotonic() >= self._group.killed_at:
             text = "weblock itself stood still, and the command was killed in time"
             return self.ends("lost", text, Code.LOST)
         return code

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.console import Group, RenderableType
@@ -48,10 +49,24 @@ class Looks:
     def rows(self) -> list[tuple[str, ...]]:
         """Return the rows of a table; the last column draws how many waited at the last updates."""
         most = max((n for look in self._waits for n in look.values()), default=0)
-        return [(*operating.row(info), self._drawn(info.key, most)) for info in self.now]
+        made = []
+        for info in self.now:
+            waits = [look.get(info.key, 0) for look in self._waits]
+            made.append((*operating.row(info), sparkline(waits, most).strip()))
+        return made
 
-    def _drawn(self, key: str, most: int) -> str:
-        return sparkline([look.get(key, 0) for look in self._waits], most=most).strip()
+    def facts(self) -> dict[str, Any]:
+        """Return what ``--json`` prints of the last update."""
+        return {
+            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "error": self.failure or None,
+            "keys": [operating.as_dict(info) for info in self.now],
+        }
+
+    def page(self) -> str:
+        """Return the last update as text."""
+        head = f"{datetime.now(UTC):%H:%M:%S} {self.summary()}\n"
+        return head + (operating.table(HEADER, self.rows()) + "\n" if self.now else "")
 
     def summary(self) -> str:
         """Return the numbers of all keys in one line."""
@@ -75,46 +90,20 @@ def watch_command(
     If standard output is not a terminal, each update is written below the last one; with --json, as one
     line. Ctrl-C ends it.
     """
-    interval = max(0.05, interval)
-    looks = Looks()
-    try:
-        with session.locks() as locks:
-            rounds = _rounds(count, interval)
-            if session.json or not sys.stdout.isatty():
-                for _ in rounds:
-                    looks.look(locks, prefix, limit)
-                    say(_line(looks) if session.json else _page(looks))
+    looks, plain = Looks(), session.json or not sys.stdout.isatty()
+    with suppress(KeyboardInterrupt), session.locks() as locks, ExitStack() as stack:
+        live = Live(console=console(), screen=True, auto_refresh=False)
+        if not plain:
+            stack.enter_context(live)
+        for number in itertools.count(1):
+            looks.look(locks, prefix, limit)
+            if plain:
+                say(json.dumps(looks.facts()) if session.json else looks.page())
+            else:
+                live.update(_screen(locks.engine, looks), refresh=True)
+            if number == count:
                 return
-            with Live(console=console(), screen=True, auto_refresh=False) as live:
-                for _ in rounds:
-                    looks.look(locks, prefix, limit)
-                    live.update(_screen(locks.engine, looks), refresh=True)
-    except KeyboardInterrupt:
-        pass  # That is how it ends.
-
-
-def _rounds(count: int | None, interval: float) -> Iterator[int]:
-    done = 0
-    while True:
-        yield done
-        done += 1
-        if done == count:
-            return
-        time.sleep(interval)
-
-
-def _line(looks: Looks) -> str:
-    facts = {
-        "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "error": looks.failure or None,
-        "keys": [operating.as_dict(info) for info in looks.now],
-    }
-    return json.dumps(facts)
-
-
-def _page(looks: Looks) -> str:
-    head = f"{datetime.now(UTC):%H:%M:%S} {looks.summary()}"
-    return f"{head}\n{operating.table(HEADER, looks.rows())}\n" if looks.now else f"{head}\n"
+            time.sleep(max(0.05, interval))
 
 
 def _screen(engine: str, looks: Looks) -> RenderableType:
