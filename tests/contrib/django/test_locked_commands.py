@@ -19,8 +19,8 @@ from tests.servers import fresh_url
 from tests.support.busy import busy
 from weblock import HoldOptions, LeaseLost, Locks
 from weblock.contrib.django import locks
-from weblock.contrib.django.commands import LockedCommand
 from weblock.contrib.django.database import LOCKED_READS
+from weblock.contrib.django.management import LockedCommand
 
 from .project.replica import REPLICA
 from .project.shop.models import Item

@@ -1,4 +1,4 @@
-"""Permissions, and no table."""
+"""Permissions for the page in the admin, and the table of ``"GUARD": "database"``."""
 
 from typing import Any, ClassVar
 
@@ -6,7 +6,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):  # type: ignore[misc,name-defined] # they are lazy there
-    """The model that stands for the admin's page."""
+    """The model that stands for the page, without a table; and one small row for each key of a day."""
 
     initial = True
 
@@ -19,5 +19,21 @@ class Migration(migrations.Migration):  # type: ignore[misc,name-defined] # they
                 "default_permissions": ("view",),
                 "permissions": (("release_lock", "Can release lock by force"),),
             },
+        ),
+        migrations.CreateModel(
+            name="Fence",
+            fields=[
+                (
+                    "digest",
+                    models.CharField(
+                        editable=False, max_length=64, primary_key=True, serialize=False
+                    ),
+                ),
+                ("lock_key", models.CharField(editable=False, max_length=600, verbose_name="key")),
+                ("fence", models.BigIntegerField(editable=False)),
+                ("token", models.CharField(editable=False, max_length=32)),
+                ("raised_at", models.DateTimeField(editable=False, verbose_name="since")),
+            ],
+            options={"db_table": "weblock_fence", "default_permissions": ("view",)},
         ),
     ]
