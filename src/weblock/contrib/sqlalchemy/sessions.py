@@ -202,7 +202,11 @@ def sessions_of(book: RequestLeases[Any]) -> list[Session]:
         if isinstance(used, Session):
             found.append(used)
         elif used is not None and used not in _on and used.in_transaction():
-            _warn_of_connection()
+            _warn_once(
+                "a request waits for a lock while a database connection of its own has an open"
+                " transaction: what it has read is outdated inside the lock, and no other request can"
+                " use the connection. Acquire the lock before the connection, or end its transaction"
+            )
     return found
 
 
@@ -248,7 +252,12 @@ def _sent(connection: Connection, _cursor: object, statement: str, *_more: objec
 
 def _attached(_session: Session, instance: object) -> None:
     if (book := current_book()) is not None and book.holds_any:
-        _warn_of_detached(type(instance).__qualname__)
+        _warn_once(
+            "an object of %s, which is detached from the session that loaded it, was added to a session"
+            " inside a lock. If it was loaded before the lock, it is outdated: load it inside the lock, by"
+            " the session that writes it",
+            type(instance).__qualname__,
+        )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -267,29 +276,23 @@ def _leaving(lease: BaseLease) -> None:
     book = current_book()
     for known in list(book.database if book else ()):
         session = known()
-        if isinstance(session, Session) and _has_written(session):
-            _warn_of_release(lease.key)
-
-
-def _has_written(session: Session) -> bool:
-    transaction = _open.get(session)
-    return bool(transaction and transaction.statement) or _has_changes(session)
+        if not isinstance(session, Session):
+            continue
+        transaction = _open.get(session)
+        if (transaction and transaction.statement) or _has_changes(session):
+            _warn_once(
+                "the lock of %.200r was released although a session of the request has uncommitted writes:"
+                " until its COMMIT, the next holder reads the old rows. Acquire the key with"
+                " request_locks().acquire() (in Flask: the acquire() of WebLock), or commit while the lock"
+                " is held",
+                lease.key,
+            )
 
 
 def _has_changes(session: Session) -> bool:
     """Return whether the objects of a session have changes that were not sent yet."""
     changed = any(map(session.is_modified, session.dirty))
     return bool(session.new or session.deleted or changed)
-
-
-@functools.lru_cache(maxsize=128)
-def _warn_of_release(key: str) -> None:
-    logger.warning(
-        "the lock of %.200r was released although a session of the request has uncommitted writes: until"
-        " its COMMIT, the next holder reads the old rows. Acquire the key with request_locks().acquire()"
-        " (in Flask: the acquire() of WebLock), or commit while the lock is held",
-        key,
-    )
 
 
 def _values(each: object) -> dict[str, object]:
@@ -313,7 +316,11 @@ def _roll_back(session: Session) -> None:
         raise _refusal(_GIVEN, _BIND)
     connections = [*filter(None, (known() for known in transaction.connections))]
     for connection in connections:
-        if own := _own_options(session, connection):
+        # What it has been told for this transaction, such as its isolation level.
+        of_session = getattr(session, "execution_options", {})  # Since SQLAlchemy 2.1.
+        usual = {**connection.engine.get_execution_options(), **of_session}
+        options = connection.get_execution_options()
+        if own := {name: value for name, value in options.items() if usual.get(name) != value}:
             raise _refusal(f"has execution options of its own, {own!r:.200}")
     if current and current.origin is SessionTransactionOrigin.BEGIN:
         raise _refusal(
@@ -324,14 +331,6 @@ def _roll_back(session: Session) -> None:
     session.rollback()
     if not all(connection.closed for connection in connections):
         raise _refusal(_GIVEN, _BIND)
-
-
-def _own_options(session: Session, connection: Connection) -> dict[str, object]:
-    """Return what a connection has been told for this transaction, such as its isolation level."""
-    of_session = getattr(session, "execution_options", {})  # Since SQLAlchemy 2.1.
-    usual = {**connection.engine.get_execution_options(), **of_session}
-    own = connection.get_execution_options()
-    return {name: value for name, value in own.items() if usual.get(name) != value}
 
 
 _GIVEN: Final = "is that of a connection which the session was given"
@@ -357,23 +356,9 @@ def _async_session(session: Session) -> Any:
     return asyncio_part and asyncio_part.async_session(session)
 
 
-@functools.cache
-def _warn_of_connection() -> None:
-    logger.warning(
-        "a request waits for a lock while a database connection of its own has an open transaction:"
-        " what it has read is outdated inside the lock, and no other request can use the connection."
-        " Acquire the lock before the connection, or end its transaction"
-    )
-
-
-@functools.cache
-def _warn_of_detached(kind: str) -> None:
-    logger.warning(
-        "an object of %s, which is detached from the session that loaded it, was added to a session inside"
-        " a lock. If it was loaded before the lock, it is outdated: load it inside the lock, by the"
-        " session that writes it",
-        kind,
-    )
+@functools.lru_cache(maxsize=128)
+def _warn_once(message: str, *given: object) -> None:
+    logger.warning(message, *given)
 
 
 # Locked reads belong on the database that is written.
@@ -410,14 +395,9 @@ def _engine_of(session: Session, **asked: Any) -> Engine | None:
 
 def _warn_if_other(session: Session, reads: Engine | None, writes: Engine | None) -> None:
     if reads and writes and reads.pool is not writes.pool:
-        _warn_of_replica(type(session).__qualname__, repr(reads.url), repr(writes.url))
-
-
-@functools.cache
-def _warn_of_replica(kind: str, reads: str, writes: str) -> None:
-    logger.warning(
-        "%s.get_bind sends reads to %s and writes to %s. A replica may lag behind: inside a lock it"
-        " returns outdated rows, and updates are lost. Use a session for locked requests that reads from"
-        " the database that it writes to",
-        *(kind, reads, writes),
-    )
+        _warn_once(
+            "%s.get_bind sends reads to %s and writes to %s. A replica may lag behind: inside a lock it"
+            " returns outdated rows, and updates are lost. Use a session for locked requests that reads from"
+            " the database that it writes to",
+            *(type(session).__qualname__, repr(reads.url), repr(writes.url)),
+        )
