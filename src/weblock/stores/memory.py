@@ -24,7 +24,7 @@ from .url import without_secrets
 
 
 class MemoryEngine(Engine):
-    """Keeps the leases in a dict. A fork leaves the child with an empty one."""
+    """Keeps the leases in a dict, of which it is the cells. A fork leaves the child with an empty one."""
 
     scope = "process"
     store = CellStore
@@ -48,39 +48,30 @@ class MemoryEngine(Engine):
         """Whether the thread that has the mutex is changing a state."""
 
     def connect(self, runtime: Runtime) -> CellStore:
-        bells = LocalBells(self.switchboard)
-        return self.store(_Cells(self, runtime), bells, patience=0, beat_patience=0)
-
-
-class _Cells:
-    """The states of an engine, in the time of one runtime."""
-
-    def __init__(self, engine: MemoryEngine, runtime: Runtime) -> None:
-        self._engine = engine
-        self._now = runtime.now
+        self.now = runtime.now  # All runtimes have the same clock.
+        return self.store(self, LocalBells(self.switchboard), patience=0, beat_patience=0)
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
-        engine, states = self._engine, self._engine.states
-        with engine.mutex:
-            if engine.busy:  # A signal handler has interrupted this thread below.
-                raise EngineUnavailable(engine.name, "its own thread is at work in it")
+        states = self.states
+        with self.mutex:
+            if self.busy:  # A signal handler has interrupted this thread below.
+                raise EngineUnavailable(self.name, "its own thread is at work in it")
             try:
-                engine.busy = True
-                now = self._now()
-                before = states.get(key) or KeyState(engine.fence)
+                self.busy = True
+                now = self.now()
+                before = states.get(key) or KeyState(self.fence)
                 step = transition(before, Moment(now, time.time_ns() // 1000))
                 states[key] = state = step.state
-                if not (state.grants or state.queue or state.voided):
-                    engine.fence = max(engine.fence, states.pop(key).fence)
-                elif len(states) > engine.pruned_above:
+                over = [] if state.grants or state.queue or state.voided else [key]
+                if len(states) > self.pruned_above:
                     # Rarely, so that it costs each acquisition next to nothing.
-                    for each in [
-                        key for key in states if current(states[key], Moment(now, 0)).blank
-                    ]:
-                        engine.fence = max(engine.fence, states.pop(each).fence)
-                    engine.pruned_above = max(128, 2 * len(states))
+                    over = [key for key in states if current(states[key], Moment(now, 0)).blank]
+                    self.pruned_above = max(128, 2 * (len(states) - len(over)))
+                for each in over:
+                    self.fence = max(self.fence, states[each].fence)
+                    del states[each]
             finally:
-                engine.busy = False
+                self.busy = False
         return Done(step, now)
 
     async def update_many(
@@ -89,16 +80,16 @@ class _Cells:
         return {key: await self.update(key, each, patience=0) for key, each in changes.items()}
 
     async def names(self, prefix: str, *, patience: float) -> list[str]:
-        return [key for key in tuple(self._engine.states) if key.startswith(prefix)]
+        return [key for key in tuple(self.states) if key.startswith(prefix)]
 
     async def mark(self, key: str, keep: float | None) -> None:
-        marks, now = self._engine.marks, self._now()
-        for each in [each for each, ends in tuple(marks.items()) if ends <= now]:
-            marks.pop(each, None)
-        marks[key] = float("inf") if keep is None else now + keep
+        now = self.now()
+        for each in [each for each, ends in tuple(self.marks.items()) if ends <= now]:
+            self.marks.pop(each, None)
+        self.marks[key] = float("inf") if keep is None else now + keep
 
     async def marked(self, key: str) -> bool:
-        return self._now() < self._engine.marks.get(key, 0.0)
+        return self.now() < self.marks.get(key, 0.0)
 
 
 def open_engine(url: str) -> MemoryEngine:
