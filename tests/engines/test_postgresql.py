@@ -24,11 +24,12 @@ from weblock import (
     Locks,
     LockTimeout,
 )
-from weblock._core.ports import Ask, Grasp, Message, Switchboard
+from weblock._core.ports import Ask, Grasp, Message
 from weblock._runtime.blocking import drive
 from weblock.cli.app import app
 from weblock.stores.postgresql import connections
-from weblock.stores.postgresql.connections import Connections
+from weblock.stores.postgresql.connections import OfThreads
+from weblock.stores.postgresql.engine import PostgreSQLEngine
 from weblock.stores.postgresql.links import AsyncioLink
 from weblock.stores.postgresql.receiver import payload_of
 from weblock.stores.postgresql.settings import parse
@@ -230,7 +231,7 @@ async def test_a_task_that_is_cancelled_leaves_its_statement(url) -> None:
     async with AsyncLocks.from_url(url) as locks:
         links = locks._locker.store._cells._links  # type: ignore[attr-defined]
         ((pid,),) = await links.ask(me)
-        pool = locks._engine.connections.loops._loops.here()  # type: ignore[attr-defined]
+        pool = locks._engine.loops._loops.here()  # type: ignore[attr-defined]
         held = f"SELECT granted FROM pg_locks WHERE locktype = 'advisory' AND pid = {pid}".encode()
         with psycopg.connect(shared_postgres().url(), autocommit=True) as other:
             other.execute(waits)
@@ -251,7 +252,7 @@ async def test_a_keeper_repeats_no_statement_that_was_answered(url, code) -> Non
     """An error of the server itself is final: no connection of an event loop gets the statement, too."""
     async with AsyncLocks.from_url(url) as locks:
         await (await locks.acquire("key")).release()  # The event loop has a connection.
-        links = locks._engine.connections.links(suspends=False, renews=True)  # type: ignore[attr-defined]
+        links = OfThreads(locks._engine, renews=True)  # type: ignore[attr-defined]
         counter = f"asked_{locks._engine.settings.table}"  # type: ignore[attr-defined]
         shared_postgres().execute(  # What it counts is not rolled back.
             f"CREATE SEQUENCE {counter}", f"GRANT USAGE ON SEQUENCE {counter} TO PUBLIC"
@@ -427,14 +428,14 @@ class TestFaults:
     def test_a_reload_does_not_make_commits_asynchronous(self, server) -> None:
         """A connection keeps ``synchronous_commit`` in its session, which no change of the server reaches."""
         server.execute("ALTER ROLE postgres SET synchronous_commit = 'local'")
-        connections = Connections(parse(f"{server.url()}?create=true"), Switchboard())
+        engine = PostgreSQLEngine(parse(f"{server.url()}?create=true"))
         asked = b"SELECT setting, source FROM pg_settings WHERE name = 'synchronous_commit'"
         try:
-            link = connections.open()
+            link = engine.open()
             assert link.ask(asked) == [("local", "session")]
             link.close()
         finally:
-            connections.close()
+            engine.close()
             server.execute("ALTER ROLE postgres RESET synchronous_commit")
 
     def test_a_server_that_hangs_is_given_up_in_time(self, server) -> None:
@@ -600,7 +601,7 @@ class Bell:
 
 def test_a_forged_notification_gives_nobody_the_key(locks) -> None:
     """A fence that the server's clock does not explain makes a waiter ask; nonsense is dropped."""
-    receiver, bell = locks._engine.connections.receiver, Bell()
+    receiver, bell = locks._engine.receiver, Bell()
     locks._engine.switchboard.bells["owner"] = bell
     true = Grasp(1_790_000_000_000_000, 1_790_000_010.5)
     receiver._ring(payload_of("owner", true))

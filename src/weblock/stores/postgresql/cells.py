@@ -24,13 +24,14 @@ from ..cells import (
     Transition,
 )
 from ..transport.unfit import Unfit
+from .connections import OfLoops, OfThreads
 from .failures import LOST_RACE, Missing, as_setting, unavailable
 from .receiver import payload_of
 from .rows import KEY, READ, Reading, Row, label_of, new_version, reading_of, written
 from .statements import DONE
 
 if TYPE_CHECKING:
-    from . import PostgreSQLEngine
+    from .engine import PostgreSQLEngine
     from .links import Parameter
 
 
@@ -44,9 +45,11 @@ class RowCells(RacingCells):
     def __init__(self, engine: PostgreSQLEngine, runtime: Runtime) -> None:
         super().__init__(runtime, engine.renewing)
         self._settings = engine.settings
-        self._receiver = engine.connections.receiver
-        self._statements = engine.connections.statements
-        self._links = engine.connections.links(suspends=runtime.suspends, renews=runtime.renews)
+        self._receiver = engine.receiver
+        self._statements = engine.statements
+        self._links = (
+            OfLoops(engine) if runtime.suspends else OfThreads(engine, renews=runtime.renews)
+        )
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
         try:
@@ -224,7 +227,7 @@ class RowStore(CellStore):
         self._engine = engine
         self._runtime = runtime
         engine.tidy_at = runtime.now() + TIDIED_EVERY * runtime.jitter()
-        super().__init__(self._rows, engine.connections.receiver)
+        super().__init__(self._rows, engine.receiver)
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         reply = await super().release(key, owner, void=void)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
@@ -20,9 +20,11 @@ from ..findings import (
     warning,
 )
 from ..transport.unfit import Unfit
-from .connections import Connections
 from .failures import Missing, unavailable
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from .engine import PostgreSQLEngine
 
 LARGE: Final = 64 * 1024 * 1024
 """Bytes from which a table of leases is larger than it should be."""
@@ -41,18 +43,18 @@ _FACTS: Final = {
 }
 
 
-def diagnose(connections: Connections) -> Iterator[Finding]:
+def diagnose(engine: PostgreSQLEngine) -> Iterator[Finding]:
     """Return the findings about the server."""
-    settings = connections.settings
+    settings = engine.settings
     try:
-        link = connections.open()
+        link = engine.open()
         try:
             sent = time.time()
             ((*values,),) = link.ask(
                 f"SELECT {', '.join(_FACTS.values())}".encode(), settings.table
             )
             heard = time.time()
-            ((held, rows, size),) = link.ask(connections.statements.size)
+            ((held, rows, size),) = link.ask(engine.statements.size)
         finally:
             link.close()
     except (psycopg.Error, Unfit, OSError) as error:

@@ -1,0 +1,126 @@
+"""What one process has of a server: connections of threads and event loops, and the receiver's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Final
+
+from psycopg import errors
+
+from ..._core.ports import Runtime, Store
+from ..._platform.loops import in_thread
+from ..findings import Finding
+from ..transport.engine import ServerEngine
+from ..transport.pool import LoopPools, Pool
+from ..transport.unfit import Silence, Unfit
+from .cells import RowStore
+from .diagnosis import diagnose
+from .failures import ABOUT_THE_TABLE, HARMLESS, OtherFormat, explained
+from .links import AsyncioLink, BlockingLink, Link
+from .receiver import Receiver
+from .rows import Row
+from .settings import Settings
+from .statements import FORMAT, Statements
+
+LEAST_SERVER: Final = 120000
+
+
+class PostgreSQLEngine(ServerEngine):
+    """The leases in one table, as this process sees them."""
+
+    settings: Settings
+
+    tidy_at = 0.0
+    """When rows that nobody uses are removed next, by the clock of any runtime."""
+
+    def after_fork(self) -> None:
+        """Begin with nothing open."""
+        super().after_fork()
+        settings, recovery = self.settings, self.settings.recovery
+        self.renewing = set[str]()
+        self.statements = Statements(settings.table, recovery.seconds)
+        recovery.on_longer = lambda: self.statements.ask_for(recovery.seconds)
+        self.silence = silence = Silence(
+            partial(explained, settings),
+            timeout=settings.timeout,
+            answers=(*HARMLESS, *ABOUT_THE_TABLE),
+        )
+        room, patience = settings.max_connections, settings.timeout
+        self.pool = Pool(self.open, silence, room=room, patience=patience)
+        self.loops = LoopPools(self._open_in_loop, silence, room=room, patience=patience)
+        self.receiver = Receiver(settings, self.switchboard, self.open)
+        self._created = not settings.create
+
+    def connect(self, runtime: Runtime) -> Store:
+        return RowStore(self, runtime)
+
+    def open(self) -> BlockingLink:
+        """Return a new connection for a thread. Raises psycopg's errors, or ``Unfit``."""
+        self._create_table()
+        link = BlockingLink(self.settings)
+        try:
+            self._check(link, link.ask(self.statements.format))
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    async def _open_in_loop(self) -> AsyncioLink:
+        try:
+            if not self._created:
+                await in_thread(None, self._create_table)
+            link = await AsyncioLink.open(self.settings)
+        except RuntimeError as error:  # No thread could be started: names of hosts need one, too.
+            raise Unfit(f"it could not be connected: {error}") from error
+        try:
+            self._check(link, await link.ask(self.statements.format))
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def _check(self, link: Link, first_row: list[Row]) -> None:
+        """Raise ``Unfit`` if the server or the table is not what the engine needs."""
+        if link.info.server_version < LEAST_SERVER:
+            raise Unfit("PostgreSQL is older than 12: upgrade it")
+        encoding = link.info.parameter_status("server_encoding")
+        if encoding not in {"UTF8", "SQL_ASCII"}:
+            raise Unfit(
+                f"its database is encoded in {encoding}, which not every key fits: use UTF8"
+            )
+        for (found,) in first_row:
+            if found != FORMAT:
+                raise OtherFormat(
+                    f"the table {self.settings.table} has the format {found!r:.20}, and this version of"
+                    f" weblock reads and writes the format {FORMAT!r}: stop all that lock here for the"
+                    " longest ttl, drop it, and create it anew"
+                )
+
+    def _create_table(self) -> None:
+        """Create the table if that was asked for, and it is missing."""
+        if self._created:
+            return
+        link = BlockingLink(self.settings)
+        try:
+            if link.ask(self.statements.exists, self.settings.table) == [(False,)]:
+                link.ask(self.statements.ddl.encode())
+        except (errors.DuplicateTable, errors.UniqueViolation):
+            pass  # Another process has just created it.
+        finally:
+            link.close()
+        self._created = True
+
+    def ddl(self) -> str:
+        """The statements that create its table."""
+        return self.statements.ddl
+
+    def diagnose(self) -> Iterable[Finding]:
+        """Return what there is to know of the server."""
+        return diagnose(self)
+
+    def close(self) -> None:
+        self.receiver.close()
+        self.pool.close()
+        self.loops.close()
+        super().close()
