@@ -17,7 +17,7 @@ from ...sync import Lease, Locks
 from ..kit import LockSpec
 from ..kit.values import request_values, wanted_by
 from ..wsgi import request_locks
-from ..wsgi.target import headers_of, query_of
+from ..wsgi.request import headers_of, query_of
 from .database import Database
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -13,11 +13,10 @@ from ...keys import in_order
 from ...sync import Locks
 from ..kit import RuleMiddleware, Rules
 from ..kit.problems import Rewrite, answers
-from ..kit.rules import Match
+from ..kit.rules import Match, RuleSet
 from ..kit.settings import opened
 from .layer import RequestLayer, respond_with
-from .request import ENVIRON_KEY, RequestLocks
-from .target import find, headers_of, query_of
+from .request import ENVIRON_KEY, RequestLocks, headers_of, query_of, text_of
 
 
 class LockMiddleware(RuleMiddleware[WSGIApplication]):
@@ -82,3 +81,12 @@ class LockMiddleware(RuleMiddleware[WSGIApplication]):
         of_rules: RequestLocks = environ[ENVIRON_KEY]  # The layer has put it there.
         of_rules.hold(in_order(keys), found.rule.options)
         return self.app(environ, start_response)
+
+
+def find(rules: RuleSet, environ: WSGIEnvironment, root_path: str) -> Match | None:
+    """Return what a request locks; ``None`` if nothing. Raises ``StrangePath``."""
+    script_name, path_info = environ.get("SCRIPT_NAME", ""), environ["PATH_INFO"]
+    if path_info and not path_info.startswith("/"):
+        path_info = f"/{path_info}"  # Werkzeug and Bottle add what some servers leave out.
+    path, mount = text_of(script_name + path_info), text_of(script_name)
+    return rules.find(environ["REQUEST_METHOD"], path, root_path=root_path or mount)

@@ -1,7 +1,12 @@
-"""The locks of one request of a WSGI application."""
+"""The locks of one request of a WSGI application, and what the request names, as its application reads it.
+
+In PEP 3333, texts are bytes in disguise: the server has undone the percent-encoding, and put each byte into
+one character, as latin-1 does.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Final, Self, Unpack
 from wsgiref.types import WSGIEnvironment
@@ -12,11 +17,14 @@ from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease, Locks
 from ..kit.book import RequestLeases, current_book
+from ..kit.values import Headers
 from .clients import watch
-from .target import path_of
 
 ENVIRON_KEY: Final = "weblock.request"
 """PEP 3333 leaves names with a dot to servers and middleware."""
+
+_WITHOUT_PREFIX: Final = ("CONTENT_TYPE", "CONTENT_LENGTH")
+"""The headers that CGI, and therefore WSGI, has under their own names."""
 
 
 class RequestLocks(RequestLeases[Lease]):
@@ -71,3 +79,32 @@ def request_locks(environ: WSGIEnvironment | None = None) -> RequestLocks:
     if found.of_rules or found.over:
         return found.of_application()
     return found
+
+
+def path_of(environ: WSGIEnvironment) -> str:
+    """Return the path of a request, without its query; bytes that are not UTF-8 are replaced."""
+    return text_of(environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"])
+
+
+def query_of(environ: WSGIEnvironment) -> str:
+    """Return the query string as it was sent."""
+    return text_of(environ.get("QUERY_STRING", ""))
+
+
+def headers_of(environ: WSGIEnvironment) -> Headers:
+    """Return a function from the name of a header to its values.
+
+    The server has put those of one name together, with commas: the application sees one, too.
+    """
+    return functools.partial(_header, environ)
+
+
+def text_of(disguised: str) -> str:
+    """Return the text of bytes in disguise; bytes that are not UTF-8 are replaced."""
+    return disguised.encode("latin-1", errors="replace").decode(errors="replace")
+
+
+def _header(environ: WSGIEnvironment, wanted: str) -> list[str]:
+    name = wanted.upper().replace("-", "_")
+    value = environ.get(name if name in _WITHOUT_PREFIX else f"HTTP_{name}")
+    return [] if value is None else [value]

@@ -119,10 +119,19 @@ class PathTemplate:
         segments = text.split("/")
         parsed = [_placeholder(text, segment) for segment in segments]
         placeholders = [each for each in parsed if each]
-        _check(text, placeholders)
+        names = [name for name, _ in placeholders]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigurationError(
+                f"path {text!r} repeats the parameter {', '.join(sorted(twice))}"
+            )
+        with_slashes = [kind for _, kind in placeholders if kind is CONVERTERS["path"]]
+        if len(with_slashes) > 1:
+            raise ConfigurationError(
+                f"path {text!r} has two placeholders of kind 'path', which takes long to match; have"
+                " one, or give a compiled regular expression"
+            )
         strict = "/".join(_pattern(each, is_wide=False) for each in segments)
         wide = "/".join(_pattern(each, is_wide=True) for each in segments)
-        has_slashes = any(converter is CONVERTERS["path"] for _, converter in placeholders)
         return cls(
             text,
             dict(placeholders),
@@ -130,7 +139,7 @@ class PathTemplate:
             re.compile(wide),
             wide == strict and segments[-1] != "",
             ()
-            if has_slashes
+            if with_slashes
             else tuple(
                 None if found else each for each, found in zip(segments, parsed, strict=True)
             ),
@@ -163,28 +172,22 @@ class PathTemplate:
         if len(path) > LONG and not self._has_literals_of(path):
             return None
         found = self.wide.fullmatch(path)
-        if found is None:
-            return None
-        parameters = found.groupdict()
-        try:
-            for name, value in parameters.items():
+        with suppress(ValueError):
+            for name, value in found.groupdict().items() if found else ():
                 if read := self.converters[name].read:
                     read(value)
-        except ValueError:
-            return None
-        return parameters
+            return found and found.groupdict()
+        return None
 
     def _has_literals_of(self, path: str) -> bool:
         """Return whether a path has as many segments as this, and each that is no placeholder."""
         if not self.literals:
             return True
         segments = _segments(path)
-        if len(segments) != len(self.literals):
-            return False
-        for literal, segment in zip(self.literals, segments, strict=True):
-            if literal is not None and literal != segment:
-                return False
-        return True
+        return len(segments) == len(self.literals) and all(
+            literal in (None, segment)
+            for literal, segment in zip(self.literals, segments, strict=True)
+        )
 
     def convert(self, name: str, value: str) -> object:
         """Return the value that the endpoint sees. Raises ``InvalidKey`` if it sees none."""
@@ -316,14 +319,3 @@ def _pattern(segment: str, *, is_wide: bool) -> str:
     converter = CONVERTERS[kind or "str"]
     value = "[^/]+" if is_wide and converter.read else converter.pattern
     return f"{re.escape(before)}(?P<{name}>{value}){re.escape(after)}"
-
-
-def _check(path: str, placeholders: list[tuple[str, Converter]]) -> None:
-    names = [name for name, _ in placeholders]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ConfigurationError(f"path {path!r} repeats the parameter {', '.join(sorted(twice))}")
-    if sum(converter is CONVERTERS["path"] for _, converter in placeholders) > 1:
-        raise ConfigurationError(
-            f"path {path!r} has two placeholders of kind 'path', which takes long to match; have"
-            " one, or give a compiled regular expression"
-        )

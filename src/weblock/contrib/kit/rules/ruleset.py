@@ -193,27 +193,20 @@ def _refuse_hidden(named: Iterable[tuple[str, Rule]]) -> None:
 def _named(rules: object, name: str) -> Iterator[tuple[str, Rule]]:
     """Return the rules, each with its name for errors. Raises ``ConfigurationError``."""
     if isinstance(rules, str):
-        rules = _of_json(rules, name)
-    for label, entry in _entries(rules, name):
-        yield label, entry if isinstance(entry, Rule) else _rule(label, entry)
-
-
-def _of_json(text: str, name: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError(f"{name} is not JSON: {error}") from error
-
-
-def _entries(rules: object, name: str) -> Iterator[tuple[str, object]]:
+        try:
+            rules = json.loads(rules)
+        except ValueError as error:
+            raise ConfigurationError(f"{name} is not JSON: {error}") from error
     if isinstance(rules, Mapping):
-        yield from ((f"{name}.{label}", entry) for label, entry in rules.items())
+        entries = {f"{name}.{label}": entry for label, entry in rules.items()}
     elif isinstance(rules, list | tuple):
-        yield from ((f"{name}[{number}]", entry) for number, entry in enumerate(rules))
+        entries = {f"{name}[{number}]": entry for number, entry in enumerate(rules)}
     else:
         raise ConfigurationError(
             f"{name} is {rules!r:.80}: give a list of rules, or a mapping of names to rules"
         )
+    for label, entry in entries.items():
+        yield label, entry if isinstance(entry, Rule) else _rule(label, entry)
 
 
 def _rule(label: str, entry: object) -> Rule:
@@ -225,26 +218,17 @@ def _rule(label: str, entry: object) -> Rule:
         raise ConfigurationError(
             f"{label} has {strange[0]!r:.80}, which no rule has; there is {', '.join(_FIELDS)}"
         )
-    fields: dict[str, Any] = {field: _without_end(field, value) for field, value in entry.items()}
+    fields: dict[str, Any] = dict(entry)
+    for field in ("wait", "max_hold"):
+        if fields.get(field) == math.inf:  # TOML has no null.
+            fields[field] = None
+    if ("path" in fields) == ("regex" in fields):
+        raise ConfigurationError(f"{label}: give either path or regex")
     try:
-        return Rule(_path(fields), **fields)
+        path = fields.pop("path") if "path" in fields else re.compile(fields.pop("regex"))
+    except (re.error, TypeError) as error:
+        raise ConfigurationError(f"{label}: regex cannot be read: {error}") from error
+    try:
+        return Rule(path, **fields)
     except ConfigurationError as error:
         raise ConfigurationError(f"{label}: {error}") from error
-
-
-def _path(fields: dict[str, Any]) -> str | re.Pattern[str]:
-    """Remove the path, or the regular expression, from the fields and return it."""
-    if ("path" in fields) == ("regex" in fields):
-        raise ConfigurationError("give either path or regex")
-    if "path" in fields:
-        path: str = fields.pop("path")
-        return path
-    try:
-        return re.compile(fields.pop("regex"))
-    except (re.error, TypeError) as error:
-        raise ConfigurationError(f"regex cannot be read: {error}") from error
-
-
-def _without_end(field: str, value: object) -> object:
-    """Replace infinity by ``None``: TOML has no null."""
-    return None if field in ("wait", "max_hold") and value == math.inf else value
