@@ -25,7 +25,9 @@ def locked(rules, method, path, *, root_path="", query="", headers=()):
     named = dict(headers)
     if found is None:
         return None
-    return found.keys(query=query, headers=lambda name: [named[name]] if name in named else [])
+    return list(
+        found.keys(query=query, headers=lambda name: [named[name]] if name in named else [])
+    )
 
 
 ITEMS = [Rule("/items", key="items")]
@@ -326,14 +328,14 @@ class TestPlainData:
     def test_from_a_list(self):
         """Settings hold plain mappings, among rules or instead of them."""
         rules = RuleSet([*self.ENTRIES, Rule("/x", key="x")])
-        assert [rule.options for rule in rules] == [{"ttl": 5}, {"wait": 0.5}, {}, {}]
+        assert [rule.lock.options for rule in rules] == [{"ttl": 5}, {"wait": 0.5}, {}, {}]
         assert locked([*self.ENTRIES], "POST", "/shops/a/items") == ["shop:a"]
-        assert locked([*self.ENTRIES], "GET", "/old/7") == ["item:7", "all"]
+        assert locked([*self.ENTRIES], "GET", "/old/7") == ["all", "item:7"]
 
     def test_from_the_environment(self):
         """A variable holds them as JSON, where null waits without end."""
         (rule,) = RuleSet('[{"path": "/x", "key": "x", "wait": null}]')
-        assert rule.options == {"wait": None}
+        assert rule.lock.options == {"wait": None}
         assert len(RuleSet(json.dumps(self.ENTRIES))) == 3
 
     def test_from_toml(self):
@@ -349,7 +351,7 @@ class TestPlainData:
             key = "item:{item}"
         """)
         new, items = RuleSet(table["rules"])
-        assert new.options == {"wait": None}
+        assert new.lock.options == {"wait": None}
         assert items.methods == {"PUT", "DELETE"}
 
     @pytest.mark.parametrize(

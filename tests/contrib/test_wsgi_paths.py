@@ -125,7 +125,7 @@ def test_what_is_reached_is_locked(router, templates, path, script_name):
         return  # The request is refused.
     assert f"route{number}" in keys
     for name, value in values.items():
-        template = Rule(templates[number], key=f"{number}:{name}:{{{name}}}").keys[0]
+        template = Rule(templates[number], key=f"{number}:{name}:{{{name}}}").lock.keys[0]
         try:
             assert template.fill({name: canonical(value)}) in keys
         except InvalidKey:

@@ -140,7 +140,7 @@ def test_no_spelling_passes_by_a_rule(pattern: Any, template: str, kind: type) -
                 continue
             assert found is not None, target
             keys = found.keys(query="", headers=lambda _name: [])
-            assert keys == [KeyTemplate.parse("row:{pk}").fill({"pk": row})], target
+            assert keys == (KeyTemplate.parse("row:{pk}").fill({"pk": row}),), target
     assert reached > ROUNDS / 40
 
 

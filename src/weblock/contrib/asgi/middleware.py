@@ -9,7 +9,6 @@ from typing import Unpack
 from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
 from ...errors import StrangePath
-from ...keys import in_order
 from ..kit import RuleMiddleware, Rules
 from ..kit.problems import Rewrite, answers
 from ..kit.rules import Match
@@ -99,7 +98,7 @@ class LockMiddleware(RuleMiddleware[App]):
             headers=functools.partial(_header, scope),
         )
         of_rules: AsyncRequestLocks = scope[SCOPE_KEY]  # The layer has put it there.
-        await of_rules.hold(in_order(keys), found.rule.options)
+        await of_rules.hold(keys, found.rule.lock.options)
         await self.app(scope, receive, send)
 
 

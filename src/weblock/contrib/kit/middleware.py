@@ -57,7 +57,7 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
     for rule in rules:
         what = f"{names[id(rule)]}: {rule!r}{', exempt' if rule.exempt else ''}"
         order = "before the application, and the authentication of its routes"
-        yield Locked(what, rule.keys, rule.options, app.locks, order=order)
+        yield Locked(what, rule.lock.keys, rule.lock.options, app.locks, order=order)
 
 
 def layers_of(app: object) -> Iterator[object]:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from ..._options import HoldOptions, Options
 from ...keys import CheckedKey, KeyTemplate, in_order
 from .guarding import GuardKind, refuse_guard
-from .values import KeyFunction, keys_made_by, parsed
+from .values import KeyFunction, keys_made_by
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,7 +46,7 @@ class LockSpec:
         Options().of_call(options)
         refuse_guard(guard, options)
         said = tuple(sorted(options.items()))
-        return cls(tuple(map(parsed, keys)), said, guard, options, **more)
+        return cls(tuple(map(_parsed, keys)), said, guard, options, **more)
 
     @property
     def templates(self) -> tuple[KeyTemplate, ...]:
@@ -88,6 +88,14 @@ class LockSpec:
             repr(key.text) if isinstance(key, KeyTemplate) else name_of(key) for key in self.keys
         ]
         return f"lock({', '.join([*keys, *(f'{name}={_shown(value)}' for name, value in said.items())])})"
+
+
+def _parsed(key: str | KeyTemplate | KeyFunction) -> KeyTemplate | KeyFunction:
+    if not isinstance(key, str):
+        return key
+    template = KeyTemplate.parse(key)
+    template.in_request()
+    return template
 
 
 def _shown(value: object) -> str:

@@ -79,18 +79,6 @@ def wanted_by(
     return {name: values[name] for name in parameters if name in values}
 
 
-def parsed(key: str | KeyTemplate | KeyFunction) -> KeyTemplate | KeyFunction:
-    """Return a key function or a template unchanged, and a key as a template that a request fills in.
-
-    Raises ``ConfigurationError`` for a template that no request can fill in.
-    """
-    if isinstance(key, KeyTemplate) or callable(key):
-        return key
-    template = KeyTemplate.parse(key)
-    template.in_request()
-    return template
-
-
 def keys_made_by(function: Callable[..., object], made: object) -> list[CheckedKey]:
     """Return the keys that the application's key function has made from a request.
 

@@ -9,7 +9,6 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from ..._options import LocksOptions
 from ...errors import StrangePath
-from ...keys import in_order
 from ...sync import Locks
 from ..kit import RuleMiddleware, Rules
 from ..kit.problems import Rewrite, answers
@@ -79,7 +78,7 @@ class LockMiddleware(RuleMiddleware[WSGIApplication]):
             raise found  # The layer answers it.
         keys = found.keys(query=query_of(environ), headers=headers_of(environ))
         of_rules: RequestLocks = environ[ENVIRON_KEY]  # The layer has put it there.
-        of_rules.hold(in_order(keys), found.rule.options)
+        of_rules.hold(keys, found.rule.lock.options)
         return self.app(environ, start_response)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Unpack
+from functools import partial
+from typing import Any, Final, Unpack
 
-from ...._options import HoldOptions, Options
+from ...._options import HoldOptions
 from ....errors import ConfigurationError
-from ....keys import KeyTemplate
+from ....keys import CheckedKey, in_order
+from ..spec import LockSpec
 from ..values import Headers, request_values
 from .paths import Path, path_of
 
@@ -36,13 +38,13 @@ class Rule:
     Raises ``ConfigurationError`` for what cannot work.
     """
 
-    __slots__ = ("exempt", "keys", "methods", "options", "parameters", "path")
+    __slots__ = ("exempt", "lock", "methods", "parameters", "path")
 
     path: Path
-    keys: tuple[KeyTemplate, ...]
+    lock: LockSpec
+    """What the requests lock; it has no key if they are exempt."""
     methods: frozenset[str] | None
     exempt: bool
-    options: HoldOptions
     parameters: frozenset[str]
     """The path's parameters that the keys are made of."""
 
@@ -56,34 +58,35 @@ class Rule:
         **options: Unpack[HoldOptions],
     ) -> None:
         self.path = path_of(path)
-        self.keys = _keys(key)
         self.methods = None if methods is None else methods_of(methods)
-        self.exempt = _flag(exempt)
-        self.options = options
-        self._check()
-        self.parameters = frozenset(self._parameters())
-
-    def _check(self) -> None:
-        if self.exempt and (self.keys or self.options):
+        self.exempt = exempt
+        if not isinstance(exempt, bool):
+            raise ConfigurationError(f"exempt={exempt!r:.80} must be True or False")
+        keys: Sequence[Any] = key if isinstance(key, list | tuple) else [key]
+        if not all(isinstance(each, str) for each in keys):
+            raise ConfigurationError(
+                f"key={key!r:.80} must be a template such as 'shop:{{shop}}', or a list of them. A key"
+                " that only a function can make is acquired in the application:"
+                " await request_locks(scope).acquire(key)"
+            )
+        if exempt and (keys or options):
             raise ConfigurationError(
                 f"{self!r} is exempt and locks nothing: give it no key or option"
             )
-        if not self.exempt and not self.keys:
+        if not exempt and not keys:
             raise ConfigurationError(f"{self!r} has no key: name what it locks, or exempt=True")
-        Options().of_call(self.options)
-        for template in self.keys:
-            for source in template.in_request().values():
-                if source.kind == "path" and source.name not in self.path.names:
-                    raise ConfigurationError(
-                        f"key {template.text!r} needs the path parameter {source.name!r}, but"
-                        f" {self.path.text} has {', '.join(sorted(self.path.names)) or 'none'}"
-                    )
-
-    def _parameters(self) -> Iterator[str]:
-        for template in self.keys:
-            for source in template.in_request().values():
-                if source.kind == "path":
-                    yield source.name
+        self.lock = LockSpec((), (), None, {}) if exempt else LockSpec.of(keys, options)
+        self.parameters = frozenset(
+            source.name
+            for template in self.lock.templates
+            for source in template.sources.values()
+            if source.kind == "path"
+        )
+        if missing := sorted(self.parameters - self.path.names):
+            raise ConfigurationError(
+                f"key {key!r} needs the path parameter {missing[0]!r}, but"
+                f" {self.path.text} has {', '.join(sorted(self.path.names)) or 'none'}"
+            )
 
     def takes(self, method: str) -> bool:
         """Return whether it matches requests of this method, given in capitals."""
@@ -115,62 +118,39 @@ class Match:
     parameters: Mapping[str, str | None]
     tidied: Mapping[str, str | None] | None = None
 
-    def keys(self, *, query: str, headers: Headers) -> list[str]:
-        """Return what the request locks. Raises ``InvalidKey`` if a value is missing."""
-        found: list[str] = []
-        for parameters in (
-            (self.parameters,) if self.tidied is None else (self.parameters, self.tidied)
-        ):
-            path = self._path(parameters)
-            for template in self.rule.keys:
-                values = request_values(template, path=path, query=query, headers=headers)
-                found.append(template.fill(values))
-        return found
-
-    def _path(self, parameters: Mapping[str, str | None]) -> Mapping[str, object]:
-        """Return the values of the parameters that the keys are made of."""
-        found, convert = {}, self.rule.path.convert
-        for name in self.rule.parameters:
-            value = parameters.get(name)
-            if value is not None:
-                found[name] = convert(name, value)
-        return found
+    def keys(self, *, query: str, headers: Headers) -> tuple[CheckedKey, ...]:
+        """Return what the request locks, in order. Raises ``InvalidKey`` if a value is missing."""
+        keys: tuple[CheckedKey, ...] = ()
+        for parameters in (self.parameters, self.tidied):
+            if parameters is None:
+                continue
+            path = {}
+            for name in self.rule.parameters:
+                value = parameters.get(name)
+                if value is not None:
+                    path[name] = self.rule.path.convert(name, value)
+            values_for = partial(request_values, path=path, query=query, headers=headers)
+            keys += self.rule.lock.made_of(values_for, _no_function)
+        return keys if self.tidied is None else in_order(keys)
 
 
-def _keys(given: object) -> tuple[KeyTemplate, ...]:
-    texts = given if isinstance(given, list | tuple) else [given]
-    if not all(isinstance(text, str) for text in texts):
-        raise ConfigurationError(
-            f"key={given!r:.80} must be a template such as 'shop:{{shop}}', or a list of them. A key"
-            " that only a function can make is acquired in the application:"
-            " await request_locks(scope).acquire(key)"
-        )
-    return tuple(map(KeyTemplate.parse, texts))
+def _no_function(function: object) -> object:
+    raise TypeError(f"{function!r:.80} makes keys, but a rule has templates alone")
 
 
-def methods_of(given: Iterable[str]) -> frozenset[str]:
+def methods_of(given: Iterable[object]) -> frozenset[str]:
     """Return the methods of a rule. Raises ``ConfigurationError`` for an unknown method."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigurationError(f"methods={given!r:.80} must be a list, such as [{'POST'!r}]")
-    methods = frozenset(map(_method, given))
+    methods = frozenset(each.upper() if isinstance(each, str) else each for each in given)
+    if unknown := methods - METHODS:
+        raise ConfigurationError(
+            f"method {next(iter(unknown))!r:.80} is unknown; there is {', '.join(sorted(METHODS))}, and"
+            " a rule without methods is for all but WEBSOCKET"
+        )
     if not methods:
         raise ConfigurationError(
             "methods is empty, so nothing would be locked: leave it out for all methods"
         )
-    return methods | {"HEAD"} if "GET" in methods else methods
-
-
-def _method(given: object) -> str:
-    method = given.upper() if isinstance(given, str) else given
-    if method not in METHODS:
-        raise ConfigurationError(
-            f"method {given!r:.80} is unknown; there is {', '.join(sorted(METHODS))}, and a rule"
-            " without methods is for all but WEBSOCKET"
-        )
-    return str(method)
-
-
-def _flag(exempt: object) -> bool:
-    if not isinstance(exempt, bool):
-        raise ConfigurationError(f"exempt={exempt!r:.80} must be True or False")
-    return exempt
+    found = frozenset(map(str, methods))
+    return found | {"HEAD"} if "GET" in found else found
