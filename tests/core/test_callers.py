@@ -138,6 +138,25 @@ def test_a_caller_is_called_throughout_the_pauses_between_its_attempts() -> None
     assert waits.prepared == 1
 
 
+def test_a_new_caller_asks_an_engine_once_that_is_known_to_be_down() -> None:
+    """The first goes on asking; who comes after it gets the error at once, until the engine answers again."""
+    locker, runtime = locker_on(None)
+    with pytest.raises(EngineUnavailable):
+        drive(locker.acquire(["k"], TERMS, 3))
+    assert runtime.clock > 2
+    down = runtime.clock
+    with pytest.raises(EngineUnavailable):
+        drive(locker.acquire(["k"], TERMS, 3))
+    assert runtime.clock == down
+    answers = locker.store.answers  # type: ignore[attr-defined]
+    answers[:] = [BUSY, None]
+    with pytest.raises(LockTimeout):
+        drive(locker.acquire(["k"], TERMS, 0))
+    with pytest.raises(EngineUnavailable):
+        drive(locker.acquire(["k"], TERMS, 3))
+    assert runtime.clock > down + 2
+
+
 def test_a_caller_is_called_while_an_engine_does_not_answer() -> None:
     """Nobody asks a silent engine on behalf of a client that has left."""
     locker, runtime = locker_on(None)

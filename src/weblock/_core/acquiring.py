@@ -55,6 +55,13 @@ FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds between attempts to reach an engine that does not answer."""
 
+DOWN: Final = 1.0
+"""Seconds without an answer to anybody after which a new caller asks only once.
+
+Where every request waits for an engine that is down, a server soon has no threads and connections left.
+Callers that were waiting before go on.
+"""
+
 INFINITE: Final = float("inf")
 
 
@@ -498,8 +505,7 @@ class Acquisition:
                 self._in_doubt = True
                 tell_answer(self._observers, "acquire", sent, failed=True)
                 failing_since = sent if failing_since is None else failing_since
-                failing_for = self._failing_for(sent, failing_since)
-                if pause >= min(self._patience(), max(self._terms.ttl, OUTAGE) - failing_for):
+                if pause >= self._time_for_an_answer(sent, failing_since):
                     raise
             except BaseException:
                 self._in_doubt = True
@@ -525,15 +531,15 @@ class Acquisition:
             self._refuse_to_hold_up_others()
         return self._timeout(answer.waiters if self._wait != 0 else None)
 
-    def _failing_for(self, sent: float, since: float) -> float:
-        """Return the seconds that count as an outage of the engine.
-
-        A section that runs in any case (``fail_open``) does not wait again for an engine that
-        others have found to be down.
-        """
-        known = self._locker.health.failed(sent)
-        own = self._runtime.now() - since
-        return max(known, own) if self._terms.fail_open else own
+    def _time_for_an_answer(self, sent: float, failing_since: float) -> float:
+        """Return for how much longer to ask an engine that has not answered what was ``sent``."""
+        known_for, now = self._locker.health.failed(sent), self._runtime.now()
+        was_known_for = known_for - (now - sent)
+        if sent == failing_since and self._pace is None and was_known_for >= DOWN:
+            return 0.0
+        # A section that runs in any case does not wait for an engine that others have found to be down.
+        failing_for = max(now - failing_since, known_for if self._terms.fail_open else 0.0)
+        return min(self._patience(), max(self._terms.ttl, OUTAGE) - failing_for)
 
     async def _queue(self, answer: Waiting, now: float) -> Grasp | Ask:
         """Wait in the queue until there is something to do."""

@@ -23,7 +23,6 @@ from .truth import Truth
 SOMETIMES: Final = (
     "acquire in quarantine: Waiting",
     "acquire in quarantine: Busy",
-    "acquire in quarantine: Gone",
     "refresh in quarantine: Held",
     "refresh in quarantine: Gone",
     "refresh in quarantine: Waiting",
