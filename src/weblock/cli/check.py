@@ -67,9 +67,8 @@ def _load(name: str, folder: str) -> object:
         raise ConfigurationError(
             f"{name!r:.80} names no application: write module:name, as in shop:app"
         )
-    sys.path.insert(
-        0, str(Path(folder).resolve())
-    )  # For good: it may import more of its modules later.
+    # For good: an application may import more of its modules later.
+    sys.path.insert(0, str(Path(folder).resolve()))
     try:
         found: Any = importlib.import_module(module_name)
         for part in path.split("."):
