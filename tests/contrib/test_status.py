@@ -173,11 +173,12 @@ async def test_waits_and_losses_of_this_process_are_told(url: str, locks: Locks)
     assert max(longest for _, _, longest in report["waits"]) >= 0.01
 
 
-def test_history_is_bounded_and_forgets() -> None:
+def test_history_is_bounded_and_forgets(locks: Locks) -> None:
     """Only so much is remembered, and for so long."""
     now = [1000.0]
-    history = History(lambda: now[0])
-    facts: dict[str, Any] = {"engine": "e", "namespace": "n", "template": None, "label": "l"}
+    history = History(locks, lambda: now[0])
+    facts: dict[str, Any] = {"engine": locks.engine, "namespace": locks.namespace}
+    facts |= {"template": None, "label": "l"}
     for number in range(300):
         now[0] += 1
         lost = events.Lost(key=f"k{number}", fence=1, reason="expired", held_for=1.0, **facts)
@@ -187,6 +188,10 @@ def test_history_is_bounded_and_forgets() -> None:
     assert len(history.incidents()) == 100
     assert history.waits()[-1][2] == 299.0
     assert len(history.waits()) == 31
+    elsewhere = [facts | {"engine": "another"}, facts | {"namespace": "another"}]
+    for each in elsewhere:
+        history.hear(events.Lost(key="other", fence=1, reason="expired", held_for=1.0, **each))
+    assert history.incidents()[0]["key"] == "k299"
     now[0] += KEPT + 1
     assert history.incidents() == history.waits() == []
 

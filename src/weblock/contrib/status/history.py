@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ... import events
+from ..._face import Face
 from ..._platform.forks import heed_forks
 from ..._platform.logs import and_others
 from ...events import Event, KeyEvent
@@ -22,27 +23,40 @@ MOST: Final = 100
 SLICE: Final = 10.0
 """Seconds of each slice in which waits are summed up."""
 
-INCIDENTS: Final = {
-    events.Lost: "problem",
-    events.Unavailable: "problem",
-    events.FailedOpen: "problem",
-    events.Forced: "warning",
-    events.AtRisk: "warning",
-    events.Recovering: "warning",
-    events.TimedOut: "warning",
-    events.Refused: "warning",
-    events.Available: "ok",
+INCIDENTS: Final[Mapping[type[Event], tuple[str, str]]] = {
+    events.Lost: ("problem", "lease {fence} of {label} was lost: {reason}"),
+    events.Unavailable: ("problem", "the engine could not serve a caller: {cause}"),
+    events.FailedOpen: ("problem", "{label} runs without the lock: {cause}"),
+    events.Forced: ("warning", "{by} took it from {holder}{and_others}, by force"),
+    events.AtRisk: (
+        "warning",
+        "lease {fence} of {label} was not renewed, and ends in {remaining:.1f} s",
+    ),
+    events.Recovering: (
+        "warning",
+        "the engine grants nothing for {retry_after:.0f} s more: {cause}",
+    ),
+    events.TimedOut: ("warning", "{label} waited {waited:.1f} s and timed out"),
+    events.Refused: ("warning", "{label} was refused: {waiters} were waiting"),
+    events.Available: (
+        "ok",
+        "the engine answers again, after {lasted:.1f} s and {requests} requests",
+    ),
 }
-"""The events that are incidents, and their severity."""
+"""The events that are incidents: the severity of each, and a sentence about it without the key."""
 
 KINDS: Final = frozenset({*INCIDENTS, events.Acquired, events.GaveUp})
 """The events that are observed."""
 
 
 class History:
-    """Receives events from any thread, and returns what it remembers."""
+    """Receives events from any thread, and returns what it remembers of those that concern some locks.
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
+    These are the events of their engine, and of the keys of their namespace.
+    """
+
+    def __init__(self, locks: Face, now: Callable[[], float] = time.time) -> None:
+        self._engine, self._namespace = locks.engine, locks.namespace
         self._now = now
         self.after_fork()
         heed_forks(self)
@@ -55,13 +69,17 @@ class History:
 
     def hear(self, event: Event) -> None:
         """Remember an event. It does so within microseconds."""
+        if event.engine != self._engine or (
+            isinstance(event, KeyEvent) and event.namespace != self._namespace
+        ):
+            return
         now = self._now()
         with self._guard:
             waited = getattr(event, "waited", None)
             if waited is not None:
                 self._waited(now, waited)
-            if (level := INCIDENTS.get(type(event))) is not None:
-                self._remember(now, level, event)
+            if type(event) in INCIDENTS:
+                self._remember(now, event)
 
     def waits(self) -> list[list[float]]:
         """Return for each slice of time when it began, how many waits ended, and the longest, seconds."""
@@ -83,34 +101,15 @@ class History:
         last[1] += 1
         last[2] = max(last[2], round(waited, 3))
 
-    def _remember(self, now: float, level: str, event: Event) -> None:
+    def _remember(self, now: float, event: Event) -> None:
         """Count a repeated incident, so that it does not push out all others."""
+        level, text = INCIDENTS[type(event)]
         facts = dict(event.facts())
         besides = and_others(event.others) if isinstance(event, events.Forced) else ""
-        text = _TEXTS[type(event)].format(**facts, and_others=besides)
+        text = text.format(**facts, and_others=besides)
         what = {"name": event.name, "key": facts.get("key"), "level": level}
         last = self._incidents[-1] if self._incidents else None
         if last and all(last[name] == value for name, value in what.items()):
             last.update(at=now, count=last["count"] + 1, text=text)
         else:
             self._incidents.append({"at": now, "count": 1, "text": text, **what})
-
-
-_TEXTS: Final[Mapping[type[Event], str]] = {
-    events.Lost: "lease {fence} of {label} was lost: {reason}",
-    events.AtRisk: "lease {fence} of {label} was not renewed, and ends in {remaining:.1f} s",
-    events.TimedOut: "{label} waited {waited:.1f} s and timed out",
-    events.Refused: "{label} was refused: {waiters} were waiting",
-    events.Forced: "{by} took it from {holder}{and_others}, by force",
-    events.FailedOpen: "{label} runs without the lock: {cause}",
-    events.Unavailable: "the engine could not serve a caller: {cause}",
-    events.Available: "the engine answers again, after {lasted:.1f} s and {requests} requests",
-    events.Recovering: "the engine grants nothing for {retry_after:.0f} s more: {cause}",
-}
-"""The sentence about each event, without the key."""
-
-
-def is_about(event: Event, engine: str, namespace: str) -> bool:
-    """Return whether an event concerns these locks: their engine, or a key of their namespace."""
-    in_namespace = not isinstance(event, KeyEvent) or event.namespace == namespace
-    return event.engine == engine and in_namespace

@@ -23,7 +23,7 @@ from ...errors import ConfigurationError, InvalidKey, WeblockError
 from ...operating import ChangedHands, take_away, take_away_async
 from ...sync import Locks
 from ..asgi.protocol import Receive, Scope, Send
-from .history import KINDS, History, is_about
+from .history import KINDS, History
 from .looking import Looks, Snapshot
 
 Authorize = Callable[[Scope], "bool | str | Awaitable[bool | str]"]
@@ -87,9 +87,9 @@ class StatusPage:
         self._authorize = authorize
         self._allow_release = allow_release
         self._looks = Looks(self._locks)
-        self._history = History()
+        self._history = History(self._locks)  # It keeps nothing of the page alive.
         self._page, self._policy = _page()
-        stop = observe(Observer(_hearing(self._history, self._locks), only=KINDS, immediate=True))
+        stop = observe(Observer(self._history.hear, only=KINDS, immediate=True))
         self.close = weakref.finalize(self, stop)
         """Stop receiving events; the end of the page does so too."""
 
@@ -195,17 +195,6 @@ class StatusPage:
         if isinstance(self._locks, AsyncLocks):
             return await take_away_async(self._locks, key, fence=fence, by=by)
         return await asyncio.to_thread(take_away, self._locks, key, fence=fence, by=by)
-
-
-def _hearing(history: History, locks: AsyncLocks | Locks) -> Callable[[Any], None]:
-    """Return an observer of these locks; it keeps nothing of the page alive."""
-    engine, namespace = locks.engine, locks.namespace
-
-    def hear(event: Any) -> None:
-        if is_about(event, engine, namespace):
-            history.hear(event)
-
-    return hear
 
 
 async def _answer(function: Authorize, scope: Scope) -> bool | str:
