@@ -155,6 +155,9 @@ flask.add_url_rule("/rows", view_func=Rows.as_view("rows"))
 @flask.get("/open")
 def flask_open(): ...
 
+def make_flask():
+    return flask
+
 unlocked = Flask("unlocked")
 other = weblock_flask.WebLock(unlocked, "memory://")
 
@@ -372,6 +375,7 @@ def test_views_of_flask_are_listed(run, told) -> None:
     assert found[item]["order"] == "after log_in, the decorators above @locks.lock"
     assert found[item]["options"] == {"wait": 1}
     assert (found[item]["engine"], found[item]["guard"]) == ("memory://", "lease")
+    assert checked(told, "make_flask()") == found
     assert list(checked(told, "flask", "POST", "/items/7")) == [item]
     assert run("check", "cli_shop:flask", "GET", "/open").exit_code == 1
     assert run("check", "cli_shop:flask", "GET", "/nothing").exit_code == 1

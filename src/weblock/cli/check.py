@@ -71,10 +71,10 @@ def _load(name: str, folder: str) -> object:
     sys.path.insert(0, str(Path(folder).resolve()))
     try:
         found: Any = importlib.import_module(module_name)
-        for part in path.split("."):
+        for part in path.removesuffix("()").split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"{name!r:.80} cannot be imported: {error}. Name the folder of the module with --app-dir"
         ) from error
-    return found
+    return found() if path.endswith("()") else found
