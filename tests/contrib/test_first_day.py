@@ -106,10 +106,10 @@ def test_a_guard_of_other_things_is_refused_with_its_remedy(mistake, remedy):
 
 
 @pytest.mark.parametrize("place", ["default", "Annotated", "Any", "dependency", "route", "later"])
-async def test_a_forgotten_depends_locks_all_the_same(locks, place):
+async def test_a_forgotten_depends_locks_all_the_same(url, locks, place):
     """Nothing runs without its lock, also where FastAPI would take a lock for the default of a parameter."""
     app = FastAPI()
-    install(app, locks)
+    own = install(app, url, wait=0)
 
     def default(lease=lock("x")) -> str:  # noqa: B008 - the mistake
         return lease.key
@@ -134,7 +134,8 @@ async def test_a_forgotten_depends_locks_all_the_same(locks, place):
             app.post("/")(default)
         assert (await client.post("/", params={"lease": "7"})).json() == "x"
         async with locks.hold("x"):
-            assert (await client.post("/", params={"wait": 0})).status_code == 409
+            assert (await client.post("/")).status_code == 409
+    await own.close()
 
 
 def test_equal_locks_are_one():
