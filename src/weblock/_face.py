@@ -225,7 +225,8 @@ class Face:
         if not keys:
             raise TypeError("name at least one key to lock")
         if len(keys) == 1:  # Most calls have one.
-            names = [own.prefix + check_key(keys[0])]
+            key = keys[0]
+            names = [own.prefix + (key if isinstance(key, CheckedKey) else check_key(key))]
         else:
             names = [own.prefix + key for key in in_order(keys)]
         if "{" in "".join(names):

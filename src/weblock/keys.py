@@ -63,7 +63,9 @@ class Key(CheckedKey):
 
     def __radd__(self, prefix: str) -> Self:
         """Keep the template when the namespace is prefixed."""
-        return self._of(str.__add__(prefix, self), self.template)
+        key = str.__new__(type(self), str.__add__(prefix, self))
+        key.template = self.template
+        return key
 
     def __reduce__(self) -> tuple[object, ...]:
         return Key._of, (str(self), self.template)

@@ -120,12 +120,12 @@ class Locker:
         self.keeper = keeper
         self.switchboard = switchboard
         self.health = Health(self.observers)
-        self._closed = False
+        self.is_closed = False
 
     @property
     def over(self) -> bool:
         """Whether it was closed, or all of its engine was."""
-        return self._closed or self.keeper.over
+        return self.is_closed or self.keeper.over
 
     def closed(self) -> EngineUnavailable:
         """Return what a caller gets who comes to wait, or to hold, when this is over."""
@@ -141,7 +141,7 @@ class Locker:
 
     def close(self) -> None:
         """End the waits of its callers. Those of others on the same engine go on."""
-        self._closed = True  # First: a caller that begins to wait now looks at it afterwards.
+        self.is_closed = True  # First: a caller that begins to wait now looks at it afterwards.
         self.keeper.wake(self)
 
     async def acquire(
@@ -453,7 +453,7 @@ class Acquisition:
             self._tell_end(failure)
             raise
         finally:
-            self._locker.switchboard.disconnect(self.owner)
+            self._locker.switchboard.bells.pop(self.owner, None)
             if self._pace:  # Else it has never waited.
                 keeper.drop(self)
 
@@ -595,9 +595,9 @@ class Acquisition:
             raise self._timeout()
         if now >= deadline - least:
             return None
-        if self._locker.over:
-            raise self._locker.closed()
-        caller = self._caller
+        locker, caller = self._locker, self._caller
+        if locker.is_closed or locker.keeper.over:
+            raise locker.closed()
         holding = Holding(
             self.key,
             self.owner,
@@ -703,7 +703,7 @@ class Acquisition:
         """
         if self._bell.deaf:
             self.over = self._in_doubt = True  # A request may be under way.
-            self._locker.switchboard.disconnect(self.owner)
+            self._locker.switchboard.bells.pop(self.owner, None)
             self._locker.owe(*self._what_to_give_back())
         elif self._give_up_at is not None and now > self._give_up_at + LATE:
             self.over = True

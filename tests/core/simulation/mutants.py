@@ -401,7 +401,7 @@ MUTANTS: Final = (
         "one that gave up can still be rung",
         Acquisition,
         "run",
-        "self._locker.switchboard.disconnect(self.owner)",
+        "self._locker.switchboard.bells.pop(self.owner, None)",
         "pass",
         ("P9",),
     ),

@@ -162,7 +162,8 @@ class Inbox:
         self._receive = _NOTHING_MORE[kind]
         if self.withholds:
             self.withholds = False
-            self._tell()
+            if self._withheld:
+                self._tell()
         if self._pending:
             self._pending.cancel()
 
@@ -254,7 +255,9 @@ class Outbox(Output):
     async def _begin(self, start: Message) -> None:
         """Keep the beginning of a response, unless it is a stream of events."""
         headers = start.get("headers", ())
-        fields = {name.lower(): value for name, value in headers}
+        fields: dict[bytes, bytes] = {}
+        for name, value in headers:
+            fields[name.lower()] = value
         content_type = fields.get(b"content-type", b"").decode("latin-1")
         must_go = self.begin(start["status"], content_type) or self.is_open or self.sent
         if timing := self.timing():
