@@ -52,9 +52,25 @@ class AliasTable:
         return len(self.rows) == LIMIT
 
 
+class _Shown(admin.ModelAdmin):
+    """Shows what comes and goes by itself."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002 - Django's
+        """Nobody adds, changes or deletes anything here."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        """Nobody adds, changes or deletes anything here."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        """Nobody adds, changes or deletes anything here."""
+        return False
+
+
 @admin.register(Lock)
-class LockAdmin(admin.ModelAdmin):
-    """Shows what the engines know. Nobody can add, change or delete anything here.
+class LockAdmin(_Shown):
+    """Shows what the engines know.
 
     ``weblock.view_lock`` is the permission to look, ``weblock.release_lock`` to release by force.
     """
@@ -66,18 +82,6 @@ class LockAdmin(admin.ModelAdmin):
             path("", view(self.changelist_view), name="weblock_lock_changelist"),
             path("release/", view(self.release_view), name="weblock_lock_release"),
         ]
-
-    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002 - Django's
-        """Keys come and go by themselves."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
-        """Keys come and go by themselves."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
-        """Keys come and go by themselves."""
-        return False
 
     def has_release_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may release a lease by force."""
@@ -145,8 +149,8 @@ class LockAdmin(admin.ModelAdmin):
 
 
 @admin.register(Fence)
-class FenceAdmin(admin.ModelAdmin):
-    """Shows the fence of each key, as the default database knows it. Nobody can change anything.
+class FenceAdmin(_Shown):
+    """Shows the fence of each key, as the default database knows it.
 
     ``weblock.view_fence`` is the permission to look.
     """
@@ -156,18 +160,6 @@ class FenceAdmin(admin.ModelAdmin):
     ordering: Any = ("-raised_at",)
     fields: Any = list_display
     readonly_fields: Any = list_display
-
-    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002 - Django's
-        """Fences come and go by themselves."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
-        """Fences come and go by themselves."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
-        """Fences come and go by themselves."""
-        return False
 
 
 def _sections(prefix: str) -> Iterator[AliasTable]:

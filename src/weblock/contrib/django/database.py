@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, connections, router
@@ -60,25 +60,14 @@ from .internals import is_of_test_case
 
 if TYPE_CHECKING:
     from ...sync import Locks
+    from .request import ViewLeases
     from .settings import GuardSettings
 
 
-class Checked(Protocol):
-    """What must still be held when work is committed."""
-
-    guard: Guard | None
-    """The guard that has written the fences into the databases."""
-
-    @property
-    def holds_any(self) -> bool:
-        """Whether anything is held."""
-
-    def check(self) -> None:
-        """Raise ``LeaseLost`` if a lease is lost."""
-
-
-checked_at_commit: Final[ContextVar[Checked | None]] = ContextVar("weblock_checked", default=None)
-"""The leases of the code that runs here, if they are checked before each COMMIT."""
+checked_at_commit: Final[ContextVar[ViewLeases | None]] = ContextVar(
+    "weblock_checked", default=None
+)
+"""What the request holds for which code runs here; each of its COMMITs checks it."""
 
 
 def open_transaction() -> str | None:
@@ -183,7 +172,7 @@ def _execute(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> A
     return execute(sql, params, many, context)
 
 
-def _check(connection: Any, checked: Checked) -> None:
+def _check(connection: Any, checked: ViewLeases) -> None:
     """Raise ``LeaseLost`` if the transaction must not be committed, after it has been rolled back."""
     try:
         checked.check()

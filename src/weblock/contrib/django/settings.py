@@ -17,7 +17,6 @@ from django.conf import settings as django_settings
 from django.utils.module_loading import import_string
 
 from ..._adapting import close
-from ..._face import Face
 from ..._options import LocksOptions, seconds
 from ..._platform.forks import Mutex, enter_child, getpid, process
 from ..._runtime.observing import Observer, as_observers
@@ -145,13 +144,23 @@ def _of_alias(alias: str) -> AliasSettings:
             f"WEBLOCK has no alias {alias!r:.80}; there is: {', '.join(map(repr, setting)) or 'none'}"
         )
     given = setting.get(alias, {})
-    _refuse_unknown(alias, given)
+    known = (*OTHERS, *OPTIONS)
+    if unknown := [name for name in given if name not in known]:
+        raise ConfigurationError(
+            f"WEBLOCK[{alias!r}] has {unknown[0]!r:.80}; there are {', '.join(known)}"
+        )
+    url: Any = given.get("URL")
+    if isinstance(url, str) and url.startswith(SCHEME):
+        try:
+            url = url_of_database(url, django_settings.DATABASES)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"WEBLOCK[{alias!r}] {error}") from error
     options: Any = {name.lower(): given[name] for name in OPTIONS if name in given}
     if "observers" in options:
         options["observers"] = _observers(alias, options["observers"])
     return AliasSettings(
         alias=alias,
-        url=_url(alias, given),
+        url=url,
         options=options,
         busy_view=_function(alias, given, "BUSY_VIEW"),
         rewrite=_function(alias, given, "REWRITE"),
@@ -171,24 +180,6 @@ def _setting() -> Mapping[str, Mapping[str, Any]]:
         )
     found: Mapping[str, Mapping[str, Any]] = setting
     return found
-
-
-def _refuse_unknown(alias: str, given: Mapping[str, Any]) -> None:
-    known = (*OTHERS, *OPTIONS)
-    if unknown := [name for name in given if name not in known]:
-        raise ConfigurationError(
-            f"WEBLOCK[{alias!r}] has {unknown[0]!r:.80}; there are {', '.join(known)}"
-        )
-
-
-def _url(alias: str, given: Mapping[str, Any]) -> str | Sequence[str] | None:
-    url: str | Sequence[str] | None = given.get("URL")
-    if not isinstance(url, str) or not url.startswith(SCHEME):
-        return url
-    try:
-        return url_of_database(url, django_settings.DATABASES)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"WEBLOCK[{alias!r}] {error}") from error
 
 
 def _observers(alias: str, given: object) -> Sequence[object]:
@@ -320,25 +311,19 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
         if getpid() != process.pid:
             enter_child()
         with self._guard.lock:
-            if given.identity not in self._made:
-                self._made[given.identity] = self._make(given)
-            return self._made[given.identity]
-
-    def _make(self, given: AliasSettings) -> L:
-        try:
+            if given.identity in self._made:
+                return self._made[given.identity]
             own: Any = given.options.get("observers", ())
             options = given.options.copy()
-            options["observers"] = (*as_observers(own), *_own_observers(self._face, given.alias))
-            return self._face.from_url(given.url, **options)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"WEBLOCK[{given.alias!r}]: {error}") from error
-
-
-def _own_observers(face: type[Face], alias: str) -> Iterator[Observer]:
-    """Return the observers of an alias's locks, besides those in its settings."""
-    yield announcing(face, alias)
-    if issubclass(face, Locks):  # Tasks have no transactions of Django's.
-        yield Observer(warn_of_transaction, only=[Acquired], immediate=True)
+            try:
+                observers = [*as_observers(own), announcing(self._face, given.alias)]
+                if issubclass(self._face, Locks):  # Tasks have no transactions of Django's.
+                    observers.append(Observer(warn_of_transaction, only=[Acquired], immediate=True))
+                options["observers"] = observers
+                made = self._made[given.identity] = self._face.from_url(given.url, **options)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"WEBLOCK[{given.alias!r}]: {error}") from error
+            return made
 
 
 locks = LocksByAlias(Locks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 from unittest import mock
@@ -65,15 +65,6 @@ def _close_engines(*, setting: str, value: Any, enter: bool, **_facts: object) -
 setting_changed.connect(_close_engines, dispatch_uid="weblock.testing")
 
 
-def views(*names: str) -> Watch:
-    """Watch the views with these names (``"shop:create_item"``), or all that are requested."""
-
-    def watch(sections: Sections) -> AbstractContextManager[object]:
-        return _watching_views(sections, names)
-
-    return watch
-
-
 def assert_serialized(
     call: Callable[[], R],
     *,
@@ -126,53 +117,57 @@ async def assert_serialized_async(
         await sync_to_async(give_back_connections)()
 
 
-@contextmanager
-def _watching_views(sections: Sections, names: tuple[str, ...]) -> Iterator[None]:
-    """Record views as sections, from before their transaction until after its COMMIT.
+def views(*names: str) -> Watch:
+    """Watch the views with these names (``"shop:create_item"``), or all that are requested.
 
-    Raises ``ConfigurationError`` if one of them acquires its lock itself: many requests at a time
-    wait inside it, which shows nothing.
+    Each is a section from before its transaction until after its COMMIT. Raises ``ConfigurationError`` if
+    one of them acquires its lock itself: many requests at a time wait inside it, which shows nothing.
     """
-    make_atomic = BaseHandler.make_view_atomic
-    waiting_inside: set[str] = set()
 
-    def make_watched(handler: BaseHandler, view: Callable[..., Any]) -> Callable[..., Any]:
-        asynchronous = iscoroutinefunction(view)
-        # To linger before COMMIT gives those a chance who were let in too early.
-        atomic = make_atomic(handler, sections.lingering(view, asynchronous=asynchronous))
-        watched = sections.noted(atomic, asynchronous=asynchronous)
+    @contextmanager
+    def watch(sections: Sections) -> Iterator[None]:
+        make_atomic = BaseHandler.make_view_atomic
+        waiting_inside: set[str] = set()
 
-        def choose(request: HttpRequest) -> Callable[..., Any]:
-            chosen = not names or _name_of(request) in names
-            return watched if chosen else make_atomic(handler, view)
+        def make_watched(handler: BaseHandler, view: Callable[..., Any]) -> Callable[..., Any]:
+            asynchronous = iscoroutinefunction(view)
+            # To linger before COMMIT gives those a chance who were let in too early.
+            atomic = make_atomic(handler, sections.lingering(view, asynchronous=asynchronous))
+            watched = sections.noted(atomic, asynchronous=asynchronous)
 
-        def serve(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            with _inside(request):
-                return choose(request)(request, *args, **kwargs)
+            def choose(request: HttpRequest) -> Callable[..., Any]:
+                chosen = not names or _name_of(request) in names
+                return watched if chosen else make_atomic(handler, view)
 
-        async def serve_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            with _inside(request):
-                return await choose(request)(request, *args, **kwargs)
+            def serve(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+                with _inside(request):
+                    return choose(request)(request, *args, **kwargs)
 
-        return serve_async if asynchronous else serve
+            async def serve_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+                with _inside(request):
+                    return await choose(request)(request, *args, **kwargs)
 
-    def note_acquired(_event: Event) -> None:
-        name = _unlocked_view.get()
-        # A lock that is acquired in a transaction does not exclude, and the overlap will show.
-        if name and (not names or name in names) and not _in_transaction():
-            waiting_inside.add(name)
+            return serve_async if asynchronous else serve
 
-    stop = observe(Observer(note_acquired, only=[Acquired], immediate=True))
-    try:
-        with mock.patch.object(BaseHandler, "make_view_atomic", make_watched):
-            yield
-    finally:
-        stop()
-    if waiting_inside:
-        raise ConfigurationError(
-            f"{min(waiting_inside)} takes its lock itself, inside the view, where LockMiddleware does not"
-            " see it: say what must not overlap, inside='shop.orders.make_item'"
-        )
+        def note_acquired(_event: Event) -> None:
+            name = _unlocked_view.get()
+            # A lock that is acquired in a transaction does not exclude, and the overlap will show.
+            if name and (not names or name in names) and not _in_transaction():
+                waiting_inside.add(name)
+
+        stop = observe(Observer(note_acquired, only=[Acquired], immediate=True))
+        try:
+            with mock.patch.object(BaseHandler, "make_view_atomic", make_watched):
+                yield
+        finally:
+            stop()
+        if waiting_inside:
+            raise ConfigurationError(
+                f"{min(waiting_inside)} takes its lock itself, inside the view, where LockMiddleware does not"
+                " see it: say what must not overlap, inside='shop.orders.make_item'"
+            )
+
+    return watch
 
 
 _unlocked_view: Final[ContextVar[str | None]] = ContextVar("weblock_unlocked_view", default=None)
