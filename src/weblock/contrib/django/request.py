@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.db import router
 from django.db.models import Model
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.functional import LazyObject
 
@@ -32,6 +32,7 @@ from ..._options import HoldOptions
 from ..._platform.logs import logger
 from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
+from ..._runtime.internals import running_loop
 from ...aio import AsyncLease
 from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
@@ -91,11 +92,6 @@ class ViewLeases(RequestLeases[BaseLease]):
         self.check_done()
         self._proven.add(lock)
 
-    @property
-    def _is_proven(self) -> bool:
-        """Return whether all work under the request's locks is done; a rule's never is."""
-        return self._by_lock.keys() <= self._proven
-
     def has(self, lock: ViewLock) -> bool:
         """Return whether this lock has been acquired."""
         return lock in self._by_lock
@@ -129,11 +125,21 @@ class ViewLeases(RequestLeases[BaseLease]):
 
     def answered(self, response: Any, loss: LeaseLost | None) -> Any:
         """Return the response, or another one if the lock was lost before it was made."""
-        if not isinstance(response, HttpResponseBase):  # It is an inner function's own affair.
-            return self._answer(loss) if loss and not self._is_proven else response
-        if loss and response.status_code < 500:  # Otherwise it promises nothing.
-            response = self._after(loss, response)
-        return self.timed(response)
+        is_whole = isinstance(
+            response, HttpResponseBase
+        )  # Else it is an inner function's own affair.
+        if loss and not (is_whole and response.status_code >= 500):  # Such a one promises nothing.
+            # Whether all work under the request's locks is done; a rule's never is.
+            if not self._by_lock.keys() <= self._proven:
+                instead = answer(self.request, loss, self.lock_behind(loss))
+                if is_whole:
+                    close_together(instead, response)
+                response = instead
+            elif is_whole:
+                logger.error(
+                    "a response is sent although, after its work was committed, the %s", loss
+                )
+        return self.timed(response) if is_whole else response
 
     def timed(self, response: HttpResponseBase) -> HttpResponseBase:
         """Return the response with a header that tells how long the request waited for its lock."""
@@ -151,18 +157,6 @@ class ViewLeases(RequestLeases[BaseLease]):
         """Release everything. Return the loss, if a lease was lost before."""
         self.guard = None
         return await super().release()
-
-    def _after(self, loss: LeaseLost, response: HttpResponseBase) -> HttpResponseBase:
-        if self._is_proven:
-            logger.error("a response is sent although, after its work was committed, the %s", loss)
-            return response
-        instead = self._answer(loss)
-        assert instead is not None
-        close_together(instead, response)
-        return instead
-
-    def _answer(self, loss: LeaseLost) -> HttpResponse | None:
-        return answer(self.request, loss, self.lock_behind(loss))
 
     async def take_all(
         self,
@@ -188,8 +182,10 @@ class ViewLeases(RequestLeases[BaseLease]):
                 if self._unwanted:
                     raise asyncio.CancelledError
                 self._waiting = True
-                try:
-                    with self._hearing():
+                around: Any = self.within
+                hears = isinstance(around, AsyncRequestLocks) and around.loop is running_loop()
+                try:  # Django hears, while the request waits, that its client has left.
+                    with around.telling() if hears else nullcontext():
                         await self.take(
                             face, missing, lock.options, partial(call, give_back_connections)
                         )
@@ -210,10 +206,6 @@ class ViewLeases(RequestLeases[BaseLease]):
             rows := kept_rows((*vars(self.request).values(), *values.values(), *given))
         ):
             await call(read_again, rows)
-
-    def _hearing(self) -> AbstractContextManager[object]:
-        """Return what lets Django hear, while the request waits, that its client has left."""
-        return nullcontext()  # A thread would not be cancelled.
 
     def _refuse_keys_of_outer(
         self, wanted: Sequence[tuple[ViewLock, Face, Sequence[CheckedKey]]]
@@ -302,12 +294,6 @@ class TaskLeases(ViewLeases):
         finally:
             if not ended.done():
                 ended.set_result(None)
-
-    def _hearing(self) -> AbstractContextManager[object]:
-        around: object = self.within
-        if isinstance(around, AsyncRequestLocks) and around.loop is asyncio.get_running_loop():
-            return around.telling()
-        return nullcontext()
 
 
 def kept_rows(values: Iterable[object]) -> list[Model]:
