@@ -31,10 +31,10 @@ from weblock.stores.postgresql import connections
 from weblock.stores.postgresql.connections import OfThreads
 from weblock.stores.postgresql.engine import PostgreSQLEngine
 from weblock.stores.postgresql.links import AsyncioLink
-from weblock.stores.postgresql.receiver import payload_of
 from weblock.stores.postgresql.settings import parse
 from weblock.stores.postgresql.statements import DONE
 from weblock.stores.transport import unfit
+from weblock.stores.transport.listener import to_notification
 
 LONG = 60.0
 
@@ -601,11 +601,15 @@ class Bell:
 
 def test_a_forged_notification_gives_nobody_the_key(locks) -> None:
     """A fence that the server's clock does not explain makes a waiter ask; nonsense is dropped."""
-    receiver, bell = locks._engine.receiver, Bell()
-    locks._engine.switchboard.bells["owner"] = bell
+    engine, bell = locks._engine, Bell()
+    engine.switchboard.bells["owner"] = bell
+    engine.receiver.watch("key", "owner", (), first=True)
+    eventually(lambda: bell.heard == [Ask()])  # It listens.
     true = Grasp(1_790_000_000_000_000, 1_790_000_010.5)
-    receiver._ring(payload_of("owner", true))
-    receiver._ring(payload_of("owner", true._replace(fence=9 * true.fence)))
-    for nonsense in ("", "owner", "owner 1 x", "other 1 2.5", "owner 1 2.5 3"):
-        receiver._ring(nonsense)
-    assert bell.heard == [true, Ask()]
+    forged = to_notification("owner", true._replace(fence=9 * true.fence))
+    nonsense = ("", "owner", "owner 1 x", "other 1 2", "owner 1 2 3")
+    link = engine.open()
+    for text in (forged, *nonsense, to_notification("owner", true)):
+        link.ask(b"SELECT pg_notify($1, $2)", engine.receiver.process, text)
+    link.close()
+    eventually(lambda: bell.heard == [Ask(), Ask(), true])

@@ -17,7 +17,7 @@ from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, Locks
 from weblock._core.ports import Ask, Grasp, Message, Switchboard
 from weblock.stores.redis import receiver
-from weblock.stores.redis.receiver import ring_of
+from weblock.stores.transport.listener import from_notification
 
 NOW = 1_790_000_000_000_000
 OWNER = "a" * 32
@@ -76,7 +76,7 @@ words = st.text("0123456789abcdefg _-+.", max_size=60).map(str.encode) | st.bina
 @given(st.lists(words, max_size=5).map(b" ".join) | words)
 def test_no_message_is_an_error(payload: bytes) -> None:
     """A message is a notification with numbers that are plausible, or it is none."""
-    match ring_of(payload):
+    match from_notification(payload.decode(errors="replace")):
         case None | (str(), Ask()):
             pass
         case (str() as owner, Grasp(fence, until)):
@@ -89,11 +89,11 @@ def test_no_message_is_an_error(payload: bytes) -> None:
 def test_a_fence_from_the_future_is_asked_about() -> None:
     """A forger does not choose a fence that outlives its window; the waiter asks for the true one."""
     until = NOW + 1_500_000
-    assert ring_of(f"{OWNER} {NOW + 900_000} {until}".encode()) == (
+    assert from_notification(f"{OWNER} {NOW + 900_000} {until}") == (
         OWNER,
         Grasp(NOW + 900_000, until / 1_000_000),
     )
-    assert ring_of(f"{OWNER} {until + 5_000_000} {until}".encode()) == (OWNER, Ask())
+    assert from_notification(f"{OWNER} {until + 5_000_000} {until}") == (OWNER, Ask())
 
 
 def listeners(server: Server, name: str) -> list[str]:

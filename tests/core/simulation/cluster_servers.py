@@ -16,9 +16,9 @@ from weblock._core.ports import Reply
 from weblock._core.table import KeyState, Step
 from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import MICRO, Layout, _state, reply_of
-from weblock.stores.redis.receiver import ring_of
 from weblock.stores.redis.scripts import Script
 from weblock.stores.redis.settings import Address
+from weblock.stores.transport.listener import from_notification
 
 from .engine import EPOCH, Acquire, Change, Changing, EngineServer, Refresh
 from .redis_campaign import Scripted
@@ -224,7 +224,7 @@ class ClusterServers(EngineServer):
         return KeyState()
 
     def published(self, channel: str, payload: str) -> None:
-        ring = ring_of(payload.encode())
+        ring = from_notification(payload)
         if ring is not None and self.listening.get(channel) == self.life:
             self._ring(channel, *ring)
 

@@ -19,8 +19,8 @@ from weblock._core.ports import Pulse, Reply
 from weblock._core.table import Claim, KeyState, Step
 from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import MICRO, micros, reply_of
-from weblock.stores.redis.receiver import ring_of
 from weblock.stores.redis.scripts import Script
+from weblock.stores.transport.listener import from_notification
 
 from .engine import Acquire, Change, Changing, Refresh, Release
 from .redis_engine import LAYOUT, RedisEngine
@@ -201,7 +201,7 @@ class RedisServer(RedisEngine):
         return "".join(f"{name}:{value}\r\n" for name, value in said.items()).encode()
 
     def _published(self, channel: str, payload: str) -> None:
-        ring = ring_of(payload.encode())
+        ring = from_notification(payload)
         if self._silent or ring is None:  # A probe publishes nothing that is one.
             return
         if self.listening.get(channel) != self.life:

@@ -23,10 +23,10 @@ from ..cells import (
     Release,
     Transition,
 )
+from ..transport.listener import to_notification
 from ..transport.unfit import Unfit
 from .connections import OfLoops, OfThreads
 from .failures import LOST_RACE, Missing, as_setting, unavailable
-from .receiver import payload_of
 from .rows import KEY, READ, Reading, Row, label_of, new_version, reading_of, written
 from .statements import DONE
 
@@ -187,7 +187,10 @@ class RowCells(RacingCells):
     def _row(self, reading: Reading, step: Step) -> dict[str, object]:
         row = written(reading, step.state)
         rings = [
-            (woken.claim.process, payload_of(woken.claim.owner, Grasp(woken.fence, woken.until)))
+            (
+                woken.claim.process,
+                to_notification(woken.claim.owner, Grasp(woken.fence, woken.until)),
+            )
             for woken in step.woken
             if woken.claim.process != self._receiver.process
         ]

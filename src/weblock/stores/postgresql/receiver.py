@@ -6,33 +6,22 @@ learn with their next heartbeat that they have been granted their key.
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import psycopg
 
-from ..._core.ports import Ask, Grasp, Switchboard
+from ..._core.ports import Ask, Switchboard
 from ..._platform.logs import logger
 from ..cells import LocalBells
-from ..transport.listener import Listener
+from ..transport.listener import Listener, from_notification
 from .links import BlockingLink
 from .settings import Settings
 from .statements import PING
 
 LISTENED_IN: Final = 5.0
 """Seconds of silence after which a connection is asked whether it lives."""
-
-AHEAD: Final = 1_000_000
-"""By how many microseconds a fence may be ahead of the server's clock."""
-
-_PAYLOAD: Final = re.compile(r"([!-~]{1,200}) ([0-9]{1,18}) ([0-9]{1,12}\.?[0-9]{0,9})")
-
-
-def payload_of(owner: str, grasp: Grasp) -> str:
-    """Return what a process is notified of: one of its waiters has the lease now."""
-    return f"{owner} {grasp.fence} {grasp.until:f}"
 
 
 class Receiver(LocalBells):
@@ -69,15 +58,7 @@ class Receiver(LocalBells):
             heard = False
             for payload in link.heard(LISTENED_IN):
                 heard = True
-                self._ring(payload)
+                if found := from_notification(payload):
+                    self._switchboard.ring(*found)
             if not heard:
                 link.ask(PING)
-
-    def _ring(self, payload: str) -> None:
-        """Tell a waiter. What the server's clock does not explain makes it ask."""
-        if parts := _PAYLOAD.fullmatch(payload):
-            fence, until = int(parts[2]), float(parts[3])
-            plausible = fence <= until * 1e6 + AHEAD
-            self._switchboard.ring(parts[1], Grasp(fence, until) if plausible else Ask())
-        else:
-            logger.debug("dropped a notification that is none of ours")

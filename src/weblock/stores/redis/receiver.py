@@ -6,24 +6,20 @@ receives its own on the link that it asks on (``aio``).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from redis import exceptions
 
-from ..._core.ports import Ask, Grasp, Message, Switchboard
+from ..._core.ports import Ask, Switchboard
 from ..._platform.logs import logger
-from ..transport.listener import Listener
-from .calls import MICRO, packed
+from ..transport.listener import Listener, from_notification
+from .calls import packed
 from .servers import explained
 from .settings import Address
 
 if TYPE_CHECKING:
     from .blocking import BlockingLink
-
-AHEAD: Final = 1_000_000
-"""By how many microseconds a fence may be ahead of its server's clock, as in ``head.lua``."""
 
 NOT_RUNG: Final = "those who wait for locks cannot be rung, and look once a second instead: %s"
 
@@ -31,22 +27,6 @@ LISTENED_IN: Final = 5.0
 """Seconds of silence after which a subscription is checked."""
 
 REFUSED_PAUSE: Final = 60.0
-
-_RING: Final = re.compile(rb"([!-~]{1,200}) ([0-9]{1,17}) ([0-9]{1,17})")
-
-
-def ring_of(payload: object) -> tuple[str, Message] | None:
-    """Return the owner and its message; ``None`` for anything but a notification of ours.
-
-    If the server's clock does not explain a fence, the waiter is made to ask: the clock was set
-    back, or the notification is forged.
-    """
-    parts = _RING.fullmatch(payload) if isinstance(payload, bytes) else None
-    if parts is None:
-        return None
-    owner, fence, until = parts[1].decode(), int(parts[2]), int(parts[3])
-    plausible = fence <= until + AHEAD
-    return owner, Grasp(fence, until / MICRO) if plausible else Ask()
 
 
 class Bell(NamedTuple):
@@ -65,12 +45,10 @@ class Bell(NamedTuple):
         What is no notification is dropped: any client with the right to publish may send it.
         """
         match pushed:
-            case [b"message", _, payload]:
-                if ring := ring_of(payload):
-                    owner, message = ring
+            case [b"message", _, bytes() as payload]:
+                if found := from_notification(payload.decode(errors="replace")):
+                    owner, message = found
                     self.switchboard.ring(owner, message if self.trusted else Ask())
-                else:
-                    logger.debug("dropped a published message that is no notification of ours")
             case [b"subscribe", *_]:  # A notification may have been lost before.
                 self.switchboard.ring_all(Ask())
 

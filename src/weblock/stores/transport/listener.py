@@ -1,14 +1,21 @@
-"""The thread that listens for notifications: one connection for all waiters of this process."""
+"""The thread that listens for notifications, on one connection for all waiters of this process.
+
+A notification says which waiter has got a lease: ``OWNER FENCE UNTIL``, in microseconds. Other clients of
+the server may be able to forge one. So a fence that the server's clock does not explain makes the
+waiter ask: a forger cannot choose one that is larger than those of later leases.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Generic, TypeVar
 
+from ..._core.ports import Ask, Grasp, Message
 from ..._platform.forks import close_in_children
 from ..._platform.logs import logger
 from ..._platform.threads import BackgroundThread
@@ -21,6 +28,26 @@ C = TypeVar("C", bound=Connection)
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
 """Seconds until a listener that has lost its connection opens another."""
+
+AHEAD: Final = 1_000_000
+"""By how many microseconds a fence may be ahead of the server's clock; ``head.lua`` has it, too."""
+
+_NOTIFICATION: Final = re.compile(r"([!-~]{1,200}) ([0-9]{1,17}) ([0-9]{1,17})")
+
+
+def to_notification(owner: str, grasp: Grasp) -> str:
+    """Return the notification that a waiter has a lease."""
+    return f"{owner} {grasp.fence} {grasp.until * 1e6:.0f}"
+
+
+def from_notification(text: str) -> tuple[str, Message] | None:
+    """Return the owner and its message; ``None`` for anything but a notification of ours."""
+    parts = _NOTIFICATION.fullmatch(text)
+    if parts is None:
+        logger.debug("dropped a message of the server that is no notification of ours")
+        return None
+    fence, until = int(parts[2]), int(parts[3])
+    return parts[1], Grasp(fence, until / 1e6) if fence <= until + AHEAD else Ask()
 
 
 class Listener(Generic[C]):
