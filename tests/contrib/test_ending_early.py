@@ -260,28 +260,26 @@ class TestServersThatCancel:
         assert held == [True]
         await (await locks.acquire("x", wait=0)).release()
 
-    async def test_a_disconnect_after_the_last_part_of_a_stream_is_withheld(self, locks):
-        """An application that ends when its client leaves still ends inside the lock by itself."""
+    @pytest.mark.parametrize("media_type", ["text/event-stream", "text/plain"])
+    async def test_an_application_that_listens_while_it_streams_ends(self, locks, media_type):
+        """After its last part it hears a disconnect, as servers tell it, also if the parts are held back."""
         heard = []
 
         async def app(scope, receive, send):
             await receive()
             lease = await request_locks(scope).acquire("x")
-            await send(
-                {**START, "headers": [(b"content-type", b"text/event-stream; charset=utf-8")]}
-            )
-            await send({**BODY, "more_body": True})
             listening = asyncio.ensure_future(receive())
-            await send(BODY)
-            exchange.leaves()
-            await eventually(exchange.incoming.empty)
+            await send({**START, "headers": [(b"content-type", media_type.encode())]})
+            await send({**BODY, "more_body": True})
             await turns(5)
-            heard.append((listening.done(), lease.held))
-            listening.cancel()
+            assert not listening.done()
+            await send(BODY)
+            heard.append(((await listening)["type"], lease.held))
 
         exchange = Exchange()
         await exchange.served_by(RequestLayer(app, locks))
-        assert heard == [(False, True)]
+        assert heard == [("http.disconnect", True)]
+        assert exchange.complete
 
     async def test_a_client_that_does_not_read_keeps_nobody(self, locks):
         """When the lock is released and the client is slow, the server's cancellation is obeyed."""

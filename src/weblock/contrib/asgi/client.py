@@ -40,13 +40,19 @@ class Inbox:
     _whole = False
     _withheld: asyncio.Event | None = None
     _streams = False
+    _is_over = False
     withholds = False
     """Whether a disconnect is hidden from the application, so that it runs to its end.
 
     An application that has not received the whole body still sees it, because it may be waiting for
     the rest; and one that streams, because it may stream until nobody listens any more; and one that
     waits for a key by itself, of which nothing runs meanwhile.
+
+    After the last part of a stream, it sees one even if the server has not told it, for the stream may be held
+    back: an application that listens while it streams, as Litestar's does, ends only then.
     """
+    _over: asyncio.Future[None] | None = None
+    """Done when the last part of a stream was made."""
     _waits = 0
     turn: asyncio.Future[None] | None = None
     """Done when the task of the request that acquires at this moment has done so."""
@@ -65,7 +71,11 @@ class Inbox:
     async def receive(self) -> Message:
         """Return the next message, for the application."""
         while not self._ahead:
-            if self._pending is None:
+            if self._is_over:
+                return {"type": "http.disconnect"}
+            if self._whole:
+                await self._until_more_or_over()
+            elif self._pending is None:
                 self._ahead.append(await self._directly())
             else:
                 await self._until_more()
@@ -75,16 +85,23 @@ class Inbox:
             self._whole = not message.get("more_body", False)
         elif message["type"] == "http.disconnect":
             self._ahead.append(message)  # It is returned to every further call.
-            while self._whole and self.withholds and not (self._streams or self._waits):
+            while (
+                self._whole
+                and self.withholds
+                and not (self._streams or self._waits or self._is_over)
+            ):
                 self._withheld = self._withheld or asyncio.Event()
                 await self._withheld.wait()
         return message
 
     def follow_stream(self, goes_on: bool) -> None:  # noqa: FBT001 - a callback
-        """Tell a disconnect to an application that streams. What follows the last part must not end."""
+        """Tell a disconnect to an application that streams, and to one that has made its last part."""
         self._streams = goes_on
-        if goes_on:
-            self._tell()
+        if not goes_on:
+            self._is_over = True
+            if self._over and not self._over.done():
+                self._over.set_result(None)
+        self._tell()
 
     def follow_wait(self, goes_on: bool) -> None:  # noqa: FBT001 - as above
         """Tell a disconnect to an application whose own lock waits, until that is over."""
@@ -187,6 +204,13 @@ class Inbox:
         await asyncio.wait({pending})
         pending.result()
 
+    async def _until_more_or_over(self) -> None:
+        self._over = self._over or asyncio.get_running_loop().create_future()
+        self._pending = pending = self._pending or asyncio.ensure_future(self._read_ahead())
+        await asyncio.wait({pending, self._over}, return_when=asyncio.FIRST_COMPLETED)
+        if pending.done():
+            pending.result()
+
     async def _read_ahead(self) -> None:
         try:
             message = await self._receive()
@@ -284,6 +308,8 @@ class Outbox(Output):
         is_start = message["type"] == "http.response.start"  # Of a stream of events.
         self._complete = not (is_start or message.get("more_body", False))
         if self._complete:
+            if len(self._held) > 2:
+                self._follow_stream(False)  # noqa: FBT003 - as a callback is called
             if self._hold_back is None and self._timer:
                 self._timer.cancel()
             must_go = bool(self.background and self.background())
