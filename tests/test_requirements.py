@@ -16,7 +16,7 @@ from weblock import ConfigurationError, Locks, _requirements
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 EXTRAS = ["redis", "zookeeper", "memcached", "postgresql", "fastapi", "django", "flask"]
-EXTRAS += ["celery", "sqlalchemy", "cli", "otel"]
+EXTRAS += ["litestar", "celery", "sqlalchemy", "cli", "otel"]
 
 WANTED = {
     "redis": "redis://localhost",
@@ -31,6 +31,7 @@ IMPORTED = {
     "fastapi": "weblock.contrib.fastapi",
     "pydantic": "weblock.contrib.fastapi",
     "flask": "weblock.contrib.flask",
+    "litestar": "weblock.contrib.litestar",
     "celery": "weblock.contrib.celery",
     "sqlalchemy": "weblock.contrib.sqlalchemy",
     "redis": "weblock.compat.redis",

@@ -22,6 +22,7 @@ DRIVERS = {
     "asgi": ["Driver"],
     "wsgi": ["Driver"],
     "fastapi": ["Driver"],
+    "litestar": ["Driver"],
     "django": ["Wsgi", "Asgi"],
     "flask": ["Driver"],
     "celery": ["Driver"],
