@@ -118,6 +118,13 @@ def session(): ...
 @ordered.post("/guarded", dependencies=[Depends(guarded(session, lock("row"))), Depends(lock("x"))])
 def guarded_row(): ...
 
+below = FastAPI()
+below.root_path = "/api"
+install(below, "memory://")
+
+@below.post("/items/{item}", dependencies=locked)
+def item_below(item: int): ...
+
 wrong = FastAPI()
 install(wrong, "memory://")
 
@@ -311,6 +318,12 @@ def test_it_is_said_what_comes_before_a_lock(told) -> None:
 def test_the_route_is_chosen_as_fastapi_chooses_it(told, app: str, request_: str, route: str):
     """Converters of the path, included routers, mounts, websockets and middleware all count."""
     assert list(checked(told, app, *request_.split())) == [route]
+
+
+@pytest.mark.parametrize("path", ["/items/7", "/api/items/7"])
+def test_a_path_may_have_the_root_path(told, path: str) -> None:
+    """A proxy may leave it in the path, or remove it."""
+    assert list(checked(told, "below", "POST", path)) == ["POST /items/{item}"]
 
 
 @pytest.mark.parametrize(

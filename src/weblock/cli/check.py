@@ -36,16 +36,11 @@ def check_command(session: Session, app: str, request: tuple[str, ...], *, app_d
         raise click.UsageError("a request is a method and a path, as in POST /items/7")
     asked = Asked.of(*request) if request else None
     application = _load(app, app_dir)
+    points = set(entry_points(group="weblock.adapters"))  # An installation may be found twice.
     # An adapter that the application has not imported locks nothing in it.
-    adapters: list[Any] = [
-        each.load() for each in entry_points(group="weblock.adapters") if each.module in sys.modules
-    ]
-    found = [
-        each
-        for layer in layers_of(application)
-        for locked_in in adapters
-        for each in locked_in(layer, asked)
-    ]
+    adapters: list[Any] = [each.load() for each in points if each.module in sys.modules]
+    layers = list(layers_of(application))
+    found = [each for layer in layers for locked_in in adapters for each in locked_in(layer, asked)]
     locked = [each for each in found if isinstance(each, Locked)]
     wrong = [str(each) for each in found if isinstance(each, ConfigurationError)]
     facts = {"locked": [each.facts() for each in locked], "wrong": wrong}

@@ -10,7 +10,6 @@ import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 from fastapi import FastAPI, routing
@@ -111,9 +110,11 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
         return
     layers: list[Any] = app.user_middleware
     locks = next((each.kwargs["locks"] for each in layers if each.cls is RequestLayer), None)
-    for found in [_serving(app.routes, asked)] if asked else locking_routes(app.routes):
-        if found is None:
-            continue
+    routes = locking_routes(app.routes)
+    if asked:
+        served = _serving(app.routes, asked, {"root_path": app.root_path})
+        routes = iter([served] if served else [])
+    for found in routes:
         if found.locks and not locks:
             yield ConfigurationError(
                 f"{found} locks, but weblock is not installed: call install(app)"
@@ -134,15 +135,12 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
 
 
 def _serving(
-    routes: Sequence[Any],
-    asked: Asked,
-    scope: Mapping[str, Any] = MappingProxyType({}),
-    prefix: str = "",
+    routes: Sequence[Any], asked: Asked, scope: Mapping[str, Any], prefix: str = ""
 ) -> LockingRoute | None:
     """Return the route that serves a request, as Starlette chooses it."""
     method, path = asked
     kind = {"type": "websocket"} if method == "WEBSOCKET" else {"type": "http", "method": method}
-    here = {"path": path, "root_path": "", "path_params": {}, "headers": [], **kind, **scope}
+    here = {"path": path, "path_params": {}, "headers": [], **kind, **scope}
     for route in each_route(routes):
         match, more = route.matches(here)
         if match is Match.FULL:
