@@ -304,6 +304,11 @@ class Engine:
         """Return what there is to tell an operator. It may block."""
         return ()
 
+    @property
+    def table(self) -> str | None:
+        """The name of its table in a database, if it has one."""
+        return None
+
     def ddl(self) -> str | None:
         """Return the SQL that creates its table, if it has one."""
         return None

@@ -111,6 +111,10 @@ class PostgreSQLEngine(ServerEngine):
             link.close()
         self._created = True
 
+    @property
+    def table(self) -> str:
+        return self.settings.table
+
     def ddl(self) -> str:
         """The statements that create its table."""
         return self.statements.ddl
