@@ -116,8 +116,58 @@ async def test_lock_token(twin, foo) -> None:
     """A token of one's own is refused, since whoever knew it could release the lock."""
     for thread_local in (True, False):
         lock = twin.lock(foo, thread_local=thread_local)
-        with pytest.raises(ConfigurationError, match="token"):
+        with pytest.raises(LockError, match="token"):
             await answer(lock.acquire(blocking=False, token="test"))
+        with pytest.raises(LockError, match="token"):
+            lock.local.token = b"test"
+
+
+async def test_what_happens_inside_cannot_be_replaced(twin, foo) -> None:
+    """A script or a step that an application replaces would not be run, so it is rejected."""
+    lock = twin.lock(foo)
+    for name in ("lua_extend", "LUA_EXTEND_SCRIPT", "do_acquire", "register_scripts"):
+        with pytest.raises(LockError, match=name):
+            setattr(lock, name, None)
+        with pytest.raises(LockError, match=name):
+            type("Own", (twin.kind,), {name: None})
+    lock.note = "an attribute of its own"
+
+
+async def test_any_name_can_be_locked(twin, foo, stranger) -> None:
+    """Also one that is no key of weblock: empty, with any bytes, or too long. Different names differ."""
+    names = [f"{foo}\n", b"\xff" + foo.encode(), foo.encode() + b"\xff", foo * 100]
+    locks = [twin.lock(name, blocking=False) for name in names]
+    for lock in locks:
+        assert await answer(lock.acquire())
+    for name, lock in zip(names, locks, strict=True):
+        assert not await answer(twin.lock(name, blocking=False).acquire())
+        await answer(lock.release())
+
+
+async def test_an_option_that_cannot_work_is_an_error_of_redis_py(twin, foo) -> None:
+    """An application that handles redis-py's errors handles it."""
+    for timeout in (0.05, 10**8):
+        with pytest.raises(LockError, match="ttl"):
+            await answer(twin.lock(foo, timeout=timeout).acquire())
+
+
+@pytest.mark.parametrize("kind", [Lock, AsyncLock], ids=["blocking", "asyncio"])
+async def test_a_server_that_recovers_has_no_lock_to_give(kind, foo) -> None:
+    """A server that was just started counts as busy; ``configure`` sets how long, before the first lock."""
+    module = compat if kind is Lock else compat.asyncio
+    clients = redis if kind is Lock else redis.asyncio
+    with Server() as server:
+        client, other = clients.Redis(port=server.port), clients.Redis(port=server.port)
+        assert await answer(kind(client, foo).acquire(blocking=False)) is False
+        with pytest.raises(ConfigurationError, match="before the first"):
+            module.configure(client)
+        await answer(module.close(client))
+        server.client().flushall()
+        module.configure(other, engine_options={"recovery": "off"}, namespace="other")
+        lock = kind(other, foo)
+        assert await answer(lock.acquire(blocking=False))
+        await answer(lock.release())
+        await answer(module.close(other))
 
 
 async def test_blocking(twin, foo) -> None:
@@ -250,6 +300,15 @@ def test_a_server_that_is_down(foo) -> None:
         with pytest.raises(redis.exceptions.ConnectionError):
             Lock(client, foo, blocking=False).acquire()
         client.close()
+
+
+def test_a_lock_that_nobody_refers_to_is_released(port, foo, stranger) -> None:
+    """Its last reference was the only way to release it."""
+    with redis.Redis(port=port) as client:
+        assert Lock(client, foo).acquire()
+        gc.collect()
+        eventually(lambda: stranger.inspect(foo) is None)
+        compat.close(client)
 
 
 def test_clients_of_one_pool_share_connections(port, foo) -> None:

@@ -539,7 +539,9 @@ class Acquisition:
             return 0.0
         # A section that runs in any case does not wait for an engine that others have found to be down.
         failing_for = max(now - failing_since, known_for if self._terms.fail_open else 0.0)
-        return min(self._patience(), max(self._terms.ttl, OUTAGE) - failing_for)
+        # How long a lease lasts that is not renewed says how long the work takes, not an outage.
+        longest = max(self._terms.ttl, OUTAGE) if self._terms.renew else OUTAGE
+        return min(self._patience(), longest - failing_for)
 
     async def _queue(self, answer: Waiting, now: float) -> Grasp | Ask:
         """Wait in the queue until there is something to do."""

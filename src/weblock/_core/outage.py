@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 LONGEST: Final = 5.0
-"""Seconds without an answer after which an acquisition fails, or its ttl if that is longer."""
+"""Seconds without an answer after which an acquisition fails, or the ttl of a renewed lease if that is longer."""
 
 
 class Outage:

@@ -9,17 +9,17 @@ has what differs.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from ..._requirements import require
 
 require("weblock.compat.redis", "redis")
 
-from ...errors import AlreadyHeld, LockTimeout  # noqa: E402 - only what fits can be imported
+from ...errors import AlreadyHeld, EngineRecovering, LockTimeout  # noqa: E402 - only what fits can be imported
 from ...sync import Lease, Locks  # noqa: E402
 from .base import BaseLock, PerClient, translated  # noqa: E402
 
-__all__ = ["Lock", "close"]
+__all__ = ["Lock", "close", "configure"]
 
 _locks = PerClient(Locks)
 
@@ -48,12 +48,15 @@ class Lock(BaseLock[Lease]):
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
     ) -> bool:
-        """Return whether it was acquired within ``blocking_timeout`` seconds (None: no limit)."""
+        """Return whether it was acquired within ``blocking_timeout`` seconds (None: no limit).
+
+        It is not acquired while the server recovers, unless the recovery ends within that time.
+        """
         terms = self._terms(blocking, blocking_timeout, token)
         with translated(self.name):
             try:
-                lease = _locks.of(self.redis).acquire(self.name, **terms)
-            except LockTimeout:
+                lease = _locks.of(self.redis).acquire(self._key, **terms)
+            except (LockTimeout, EngineRecovering):
                 return False
             except AlreadyHeld:
                 return self._is_busy(terms)
@@ -63,12 +66,12 @@ class Lock(BaseLock[Lease]):
     def locked(self) -> bool:
         """Return whether any process holds the lock."""
         with translated(self.name):
-            return self._is_held(_locks.of(self.redis).inspect(self.name))
+            return self._is_held(_locks.of(self.redis).inspect(self._key))
 
     def owned(self) -> bool:
         """Return whether we hold it, by the server's answer."""
         with translated(self.name):
-            return self._is_ours(_locks.of(self.redis).inspect(self.name))
+            return self._is_ours(_locks.of(self.redis).inspect(self._key))
 
     def release(self) -> None:
         """Release the lock. Raises ``LockError`` if it was not acquired or is not ours any more."""
@@ -90,6 +93,14 @@ class Lock(BaseLock[Lease]):
         with translated(self.name):
             lease.extend(self._longer(lease, self.timeout))
         return True
+
+
+def configure(client: object, **options: Any) -> None:
+    """Set the options of a client's locks, before the first: those of ``Locks.from_client``.
+
+    Raises ``ConfigurationError`` for options that cannot work, and if the client has locks already.
+    """
+    _locks.configure(client, options)
 
 
 def close(client: object) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from ...aio import AsyncLease, AsyncLocks
-from ...errors import AlreadyHeld, LockTimeout
+from ...errors import AlreadyHeld, EngineRecovering, LockTimeout
 from .base import BaseLock, PerClient, translated
 
-__all__ = ["Lock", "close"]
+__all__ = ["Lock", "close", "configure"]
 
 _locks = PerClient(AsyncLocks)
 
@@ -37,12 +37,15 @@ class Lock(BaseLock[AsyncLease]):
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
     ) -> bool:
-        """Return whether it was acquired within ``blocking_timeout`` seconds (None: no limit)."""
+        """Return whether it was acquired within ``blocking_timeout`` seconds (None: no limit).
+
+        It is not acquired while the server recovers, unless the recovery ends within that time.
+        """
         terms = self._terms(blocking, blocking_timeout, token)
         with translated(self.name):
             try:
-                lease = await _locks.of(self.redis).acquire(self.name, **terms)
-            except LockTimeout:
+                lease = await _locks.of(self.redis).acquire(self._key, **terms)
+            except (LockTimeout, EngineRecovering):
                 return False
             except AlreadyHeld:
                 return self._is_busy(terms)
@@ -52,12 +55,12 @@ class Lock(BaseLock[AsyncLease]):
     async def locked(self) -> bool:
         """Return whether any process holds it."""
         with translated(self.name):
-            return self._is_held(await _locks.of(self.redis).inspect(self.name))
+            return self._is_held(await _locks.of(self.redis).inspect(self._key))
 
     async def owned(self) -> bool:
         """Return whether we hold it, by the server's answer."""
         with translated(self.name):
-            return self._is_ours(await _locks.of(self.redis).inspect(self.name))
+            return self._is_ours(await _locks.of(self.redis).inspect(self._key))
 
     async def release(self) -> None:
         """Release the lock, also if it is cancelled. Raises ``LockError`` if it was not ours."""
@@ -80,6 +83,14 @@ class Lock(BaseLock[AsyncLease]):
         with translated(self.name):
             await lease.extend(self._longer(lease, self.timeout))
         return True
+
+
+def configure(client: object, **options: Any) -> None:
+    """Set the options of a client's locks, before the first: those of ``AsyncLocks.from_client``.
+
+    Raises ``ConfigurationError`` for options that cannot work, and if the client has locks already.
+    """
+    _locks.configure(client, options)
 
 
 async def close(client: object) -> None:

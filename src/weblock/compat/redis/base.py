@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
+import re
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -17,17 +20,31 @@ from ..._adapting import close
 from ..._face import BaseLease, Face
 from ..._options import HoldOptions
 from ..._platform.collector import end_later
-from ...errors import ConfigurationError, EngineUnavailable, LeaseLost
+from ...errors import ConfigurationError, EngineUnavailable, InvalidKey, LeaseLost
 from ...inspection import KeyInfo
+from ...keys import check_key
 
 logger = logging.getLogger(__name__)
 
 L = TypeVar("L", bound=BaseLease)
 F = TypeVar("F", bound=Face)
 
+_INSIDE = re.compile(
+    r"lua_|do_(acquire|release|extend|reacquire)$|register_scripts$", re.IGNORECASE
+)
+"""How redis-py's lock works inside, which its subclasses and users can replace."""
+
 
 class BaseLock(Generic[L]):
     """A description of a lock, and the lease of it that this thread has."""
+
+    def __init_subclass__(cls) -> None:
+        for name in vars(cls):
+            _refuse_to_replace(name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        _refuse_to_replace(name)
+        super().__setattr__(name, value)
 
     def __init__(
         self,
@@ -41,7 +58,8 @@ class BaseLock(Generic[L]):
         raise_on_release_error: bool = True,
     ) -> None:
         self.redis = redis
-        self.name = name if isinstance(name, str) else bytes(name).decode()
+        self.name = name if isinstance(name, str) else bytes(name).decode(errors="surrogateescape")
+        self._key = _key_of(self.name)
         self.timeout = timeout
         self.sleep = sleep
         self.blocking = blocking
@@ -60,9 +78,7 @@ class BaseLock(Generic[L]):
     ) -> HoldOptions:
         """One with a ``timeout`` lasts so long. One without lasts while its process does."""
         if token is not None:
-            raise ConfigurationError(
-                "token=... cannot be chosen: a caller that knew it could release the lock; leave it out"
-            )
+            raise self._error(_NO_CHOICE)
         wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         if not (self.blocking if blocking is None else blocking):
             wait = 0
@@ -126,9 +142,35 @@ class _Local(Generic[L]):
     def token(self) -> bytes | None:
         return None if self.lease is None else self.lease.owner.encode()
 
+    @token.setter
+    def token(self, _value: object) -> None:
+        raise LockError(_NO_CHOICE)
+
 
 class _OfThread(_Local[L], threading.local):
     """The lease of each thread."""
+
+
+_NO_CHOICE = (
+    "token=... cannot be chosen: a caller that knew it could release the lock; leave it out"
+)
+
+
+def _refuse_to_replace(name: str) -> None:
+    if _INSIDE.match(name):
+        raise LockError(
+            f"{name!r} of this lock cannot be replaced, for it has no such script or step: call"
+            " extend(seconds, replace_ttl=True) or reacquire() for another end of the lock"
+        )
+
+
+def _key_of(name: str) -> str:
+    """Return the key of a lock. The names of redis-py's locks may have any bytes, and any length."""
+    try:
+        return check_key(name)
+    except InvalidKey:
+        whole = name.encode(errors="surrogateescape")
+        return f"sha256:{hashlib.sha256(whole).hexdigest()}"
 
 
 @contextlib.contextmanager
@@ -141,6 +183,8 @@ def translated(name: str) -> Iterator[None]:
         raise _named(not_owned, name) from error
     except EngineUnavailable as error:
         raise RedisConnectionError(str(error)) from error
+    except ConfigurationError as error:
+        raise _named(LockError(str(error)), name) from error
 
 
 def _named(error: LockError, name: str) -> LockError:
@@ -156,12 +200,20 @@ class PerClient(Generic[F]):
         self._face = face
         self._known: weakref.WeakKeyDictionary[Any, F] = weakref.WeakKeyDictionary()
 
-    def of(self, client: Any) -> F:
+    def configure(self, client: Any, options: dict[str, Any]) -> None:
+        """Create the locks of a client, with options of ``from_client``."""
+        if _pool_of(client) in self._known:
+            raise ConfigurationError(
+                "the locks of this client exist already: call configure(client, ...) before the first"
+            )
+        self.of(client, options)
+
+    def of(self, client: Any, options: Mapping[str, Any] = MappingProxyType({})) -> F:
         """Return the locks of a client, which are created when first needed."""
         pool = _pool_of(client)
         if pool in self._known:
             return self._known[pool]
-        ours = self._face.from_client(client)
+        ours = self._face.from_client(client, **options)
         locks = self._known.setdefault(pool, ours)  # Another thread may have come first.
         # The collector, which must not wait for it, may run in a thread that has a mutex.
         weakref.finalize(pool, end_later, partial(close, ours)).atexit = False
