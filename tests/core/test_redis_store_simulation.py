@@ -48,6 +48,12 @@ def _introduced_once(right: Callable[..., Any]) -> Callable[..., Any]:
     return introduced
 
 
+def _with_one_pulse(call: calls.Call) -> calls.Call:
+    if call.script.name not in {"renew", "beat"}:
+        return call
+    return calls.Call(call.script, call.bucket, call.keys, call.args[:2])
+
+
 MISTAKES: dict[str, Mistake] = {
     "a release leaves no mark": (
         store.RedisStore,
@@ -63,14 +69,16 @@ MISTAKES: dict[str, Mistake] = {
         ),
     ),
     "only the first heartbeat is sent": (
-        store.RedisStore,
-        "_heartbeats",
-        lambda right: lambda self, key, waits, pulses: right(self, key, waits, pulses[:1]),
+        wire.Wire,
+        "run_all",
+        lambda right: lambda self, calls: right(self, [*map(_with_one_pulse, calls)]),
     ),
     "the server's run is not told": (
         calls.Call,
-        "by_name",
-        lambda right: lambda self, _run, recovery, where: right(self, "run", recovery, where),
+        "command",
+        lambda right: (
+            lambda self, _run, recovery, where, **how: right(self, "run", recovery, where, **how)
+        ),
     ),
     "recovery is not asked for": (
         ports.Recovery,
@@ -79,8 +87,8 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "a script is never sent whole": (
         calls.Call,
-        "whole",
-        lambda _right: lambda self, *words: self.by_name(*words),
+        "command",
+        lambda right: lambda self, *words, **_whole: right(self, *words),
     ),
     "a connection is not introduced again": (
         wire.Wire,

@@ -28,12 +28,9 @@ from ..._core.table import (
     Waiting,
     current,
 )
-from .scripts import ACQUIRE, RELEASE, Script
+from .scripts import Script
 
 MICRO: Final = 1_000_000
-
-_SPECIAL: Final = re.compile(r"[*?\[\]\\]")
-_QUOTED: Final = r"\\\g<0>"
 
 
 class Layout:
@@ -68,13 +65,15 @@ class Layout:
         """Return the channel on which the waiters of a process are notified."""
         return f"{self.prefix}:process:{name}"
 
-    def mark(self, bucket: int, key: str) -> str:
-        """Return the key that records that something is done."""
-        return f"{self.tag(bucket)}:done:{key}"
+    def mark(self, key: str) -> tuple[int, tuple[str]]:
+        """Return the bucket and the key of the record that something is done."""
+        bucket = self.bucket(key)
+        return bucket, (f"{self.tag(bucket)}:done:{key}",)
 
     def pattern(self, start: str) -> str:
         """Return a pattern for the names of locks that begin with ``start``, and few others."""
-        return f"{self.prefix}:{{*}}:lock:{_SPECIAL.sub(_QUOTED, start)}*"
+        literally = re.sub(r"([*?\[\]\\])", r"\\\1", start)
+        return f"{self.prefix}:{{*}}:lock:{literally}*"
 
     def lock_of(self, name: str) -> str | None:
         """Return the lock's key of a key on the server, if that is a lease."""
@@ -89,36 +88,18 @@ class Layout:
 
 @dataclass(slots=True)
 class Call:
-    """A script to run, where its bucket lives.
-
-    Each request creates two of them, and frozen ones would take three times as long to create.
-    """
+    """A script to run, where its bucket lives. Frozen ones would take three times as long to make."""
 
     script: Script
     bucket: int
     keys: tuple[str, ...]
     args: tuple[str, ...] = ()
 
-    def alone(self) -> Call:
-        """Return the call for the lock's own key, while a server has just some of its keys."""
-        return Call(self.script, self.bucket, self.keys[:1], self.args)
-
-    def by_name(self, run: str, recovery: str, where: str) -> bytes:
-        """Return the command that runs the script by its name."""
-        script, keys, args, facts = self.script, self.keys, self.args, (run, recovery, where)
-        if script is not RELEASE and (script is not ACQUIRE or args[5] != "0"):
-            return _pack(("EVALSHA", script.sha, len(keys), *keys, *facts, *args))
-        # Each section runs these two, and only the owner is new in them, unless there is a ticket: the
-        # rest is packed once.
-        owner = args[0].encode()
-        before, after = _around_owner(script.sha, keys, facts, args[1:], len(owner))
-        return before + owner + after
-
-    def whole(self, run: str, recovery: str, where: str) -> bytes:
-        """Return the call with the script's text, for a server that does not know it."""
-        return packed(
-            "EVAL", self.script.text, len(self.keys), *self.keys, run, recovery, where, *self.args
-        )
+    def command(self, run: str, recovery: str, where: str, *, whole: bool = False) -> bytes:
+        """Return the command that runs the script by its name, or by its text where it is not known."""
+        script = self.script
+        how = ("EVAL", script.text) if whole else ("EVALSHA", script.sha)
+        return _pack((*how, len(self.keys), *self.keys, run, recovery, where, *self.args))
 
 
 def packed(*parts: str | int) -> bytes:
@@ -127,29 +108,6 @@ def packed(*parts: str | int) -> bytes:
 
 
 _pack = cast("Callable[[tuple[str | int, ...]], bytes]", hiredis.pack_command)
-
-
-@lru_cache(1024)
-def _around_owner(
-    sha: str,
-    keys: tuple[str, ...],
-    facts: tuple[str, ...],
-    args: tuple[str, ...],
-    size: int,
-) -> tuple[bytes, bytes]:
-    """Return what stands before and after the owner in a command.
-
-    Only its size in bytes is given, because owners are secrets, and what is returned here is remembered.
-    """
-    beginning = ("EVALSHA", sha, str(len(keys)), *keys, *facts)
-    count = len(beginning) + 1 + len(args)
-    before = b"*%d\r\n" % count + _parts(beginning) + b"$%d\r\n" % size
-    return before, b"\r\n" + _parts(args)
-
-
-def _parts(parts: Sequence[str]) -> bytes:
-    """Return parts of a command in the wire format."""
-    return b"".join(b"$%d\r\n%b\r\n" % (len(raw), raw) for raw in map(str.encode, parts))
 
 
 @lru_cache(256)
@@ -171,19 +129,12 @@ def reply_of(raw: Sequence[Any]) -> Reply:
         case [b"released", now]:
             answer = RELEASED
         case [b"waiting", now, position, until, recovering, *holders]:
-            holder, others = _holders(*holders)
-            answer = Waiting(position, until / MICRO, (), _text(recovering), holder, others)
+            answer = Waiting(position, until / MICRO, (), _text(recovering), *_named(holders))
         case [b"held", now, fence, until, confirmed, *asked]:
             answer = Held(int(fence), until / MICRO, bool(confirmed), bool(asked))
         case [b"busy", now, until, waiters, recovering, *holders]:
-            holder, others = _holders(*holders)
-            answer = Busy(
-                until / MICRO,
-                waiters,
-                recovering=_text(recovering),
-                holder=holder,
-                others=others,
-            )
+            recovery = _text(recovering)
+            answer = Busy(until / MICRO, waiters, False, recovery, *_named(holders))  # noqa: FBT003
         case [b"asked", now]:
             answer = ASKED_ALL
         case [b"gone", now]:
@@ -195,8 +146,9 @@ def reply_of(raw: Sequence[Any]) -> Reply:
     return Reply(answer, now / MICRO)
 
 
-def _holders(label: bytes, others: int = 0) -> tuple[str, int]:
+def _named(holders: Sequence[Any]) -> tuple[str, int]:
     """Return the oldest holder's label, and how many others hold the key."""
+    label, others = (*holders, 0)[:2]
     return _text(label), others
 
 
@@ -213,39 +165,25 @@ def _state(
     asked: bytes,
     voided: bytes,
 ) -> KeyState:
-    queue = tuple(_place(*each) for each in places if all(each))
+    grants: list[Grant] = []
+    for owner, process, label, limit, its_fence, since, until, confirmed in leases:
+        claim = Claim(_text(owner), _text(process), 0.0, _text(label), int(limit))
+        times = int(since) / MICRO, int(until) / MICRO
+        grants.append(Grant(claim, int(its_fence), *times, bool(confirmed)))
+    queue: list[Place] = []
+    for owner, packed_claim in places:
+        if owner and packed_claim:
+            last, ttl, _ticket, most, at, named = _text(packed_claim).split(" ", 5)
+            claim = Claim(_text(owner), at, int(ttl) / MICRO, named, int(most))
+            queue.append(Place(claim, int(last) / MICRO))
     gave_up = (each.split() for each in _text(voided).split(";") if each)
     return KeyState(
         int(fence),
-        tuple(_lease(*each) for each in leases),
-        queue,
-        tuple(Voided(owner, int(until) / MICRO) for owner, until in gave_up),
+        tuple(grants),
+        tuple(queue),
+        tuple(Voided(whose, int(end) / MICRO) for whose, end in gave_up),
         int(asked),
     )
-
-
-def _lease(  # noqa: PLR0917 - as the script returns it
-    owner: bytes,
-    process: bytes,
-    label: bytes,
-    limit: bytes,
-    fence: bytes,
-    since: bytes,
-    until: bytes,
-    confirmed: int,
-) -> Grant:
-    claim = Claim(_text(owner), _text(process), 0.0, _text(label), int(limit))
-    return Grant(claim, int(fence), _time(since), _time(until), bool(confirmed))
-
-
-def _place(owner: bytes, packed: bytes) -> Place:
-    until, ttl, _ticket, limit, process, label = _text(packed).split(" ", 5)
-    claim = Claim(_text(owner), process, int(ttl) / MICRO, label, int(limit))
-    return Place(claim, int(until) / MICRO)
-
-
-def _time(raw: bytes) -> float:
-    return int(raw) / MICRO
 
 
 def _text(raw: bytes) -> str:

@@ -52,7 +52,7 @@ class Nodes:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self.ready, self.refresh = lambda: True, lambda: None
+        self.ready, self.refresh = partial(bool, address), lambda: None
 
     def address_of(self, bucket: int) -> Address:
         """Return a server's address. Raises redis-py's errors, or ``Unfit``, if there is none."""
@@ -273,7 +273,7 @@ class ClusterNodes(Nodes):
                 if home != master or (bucket, run) in self._begun:
                     continue
                 call = Call(BEGIN, bucket, self._layout.of_bucket(bucket))
-                connection.send_packed_command([call.whole(run, longest, where)])
+                connection.send_packed_command([call.command(run, longest, where, whole=True)])
                 try:
                     connection.read_response()
                 except exceptions.ResponseError:

@@ -215,7 +215,7 @@ class Wire:
             try:
                 if call.script is ACQUIRE and self._now() >= self._examine_at[address]:
                     await self._examined(link)
-                command = call.by_name(link.incarnation, self._recovery.micros, self._where)
+                command = call.command(link.incarnation, self._recovery.micros, self._where)
                 reply = await link.ask(command)
             finally:
                 links.give_back(link)
@@ -353,12 +353,12 @@ class Wire:
         facts = link.incarnation, self._recovery.micros, where
         binding = any(call.script in _BINDING for call in calls)
         sent = partial(self._sent, link, asking=asking, binding=binding)
-        outcomes = await sent([call.by_name(*facts) for call in calls])
+        outcomes = await sent([call.command(*facts) for call in calls])
         unknown = [
             index for index, reply in enumerate(outcomes) if type(reply) is exceptions.NoScriptError
         ]
         if unknown:
-            whole = [calls[index].whole(*facts) for index in unknown]
+            whole = [calls[index].command(*facts, whole=True) for index in unknown]
             for index, reply in zip(unknown, await sent(whole), strict=True):
                 outcomes[index] = reply
         if any(type(reply) is exceptions.ReadOnlyError for reply in outcomes):
@@ -401,7 +401,7 @@ class Wire:
             if len(call.keys) > 1:
                 if call.script not in _OF_LOCK_ALONE:
                     return Unfit(MOVING)
-                call = call.alone()
+                call = Call(call.script, call.bucket, call.keys[:1], call.args)
                 (reply,) = await self._exchange(address, [call])
             if type(reply) is exceptions.AskError:
                 (reply,) = await self._exchange(_sent_to(reply, address), [call], asking=True)
@@ -442,7 +442,7 @@ class Wire:
         channel = self._layout.channel("probe")
         for bucket in here:
             probe = Call(PROBE, bucket, (self._layout.probe(bucket),), (channel,))
-            (refused,) = await link.exchange([probe.whole("", "0", self._where)])
+            (refused,) = await link.exchange([probe.command("", "0", self._where, whole=True)])
             if not isinstance(refused, exceptions.AskError):
                 break
         else:  # All of them are just being moved: nothing can be tried here, or need be.
