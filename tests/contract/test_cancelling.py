@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.waiting import PATIENCE, eventually, queue_of
 from weblock import AsyncLocks, Locks
+from weblock._core.ports import Store
 from weblock._runtime.blocking import BlockingBell
 
 from .faces import ThreadActor
@@ -217,7 +218,7 @@ class _Suspending:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store, name)
-        if not inspect.iscoroutinefunction(method):
+        if not inspect.iscoroutinefunction(getattr(Store, name, None)):
             return method
 
         async def suspending(*args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, Locks
 from weblock._core.ports import Pulse
 from weblock.stores.redis import blocking
-from weblock.stores.redis.aio import AsyncioLink
+from weblock.stores.redis.aio import AsyncioLink, connected
 from weblock.stores.redis.calls import packed
 from weblock.stores.redis.settings import Address
 from weblock.stores.redis.store import RedisStore
@@ -372,26 +372,6 @@ def test_everything_that_is_left_expires(server: Server) -> None:
         assert name.endswith(":epoch") or 0 < left <= 2 * 86400, name
 
 
-async def test_a_late_reply_fails_nobody_else(server: Server) -> None:
-    """While a server talks, one reply that is late ends neither its connection nor what others ask.
-
-    The late one is passed over when it comes.
-    """
-    link = await _link(server, timeout=3.0)
-    link.subscribe("news")
-    with server.client() as client:
-        late = asyncio.ensure_future(link.exchange([packed("BLPOP", "list", "0")]))
-        while not late.done():
-            client.publish("news", "something")
-            await asyncio.sleep(0.01)
-        with pytest.raises(redis.TimeoutError):
-            late.result()
-        others = asyncio.ensure_future(link.exchange([packed("ECHO", "others")]))
-        client.rpush("list", "late")
-        assert await others == [b"others"]
-    link.discard()
-
-
 async def test_a_silent_server_fails_all(server: Server) -> None:
     """Where nothing comes any more, whoever waits on the connection need not wait till he is due."""
     link = await _link(server)
@@ -474,12 +454,13 @@ def _written(link: AsyncioLink) -> list[bytes]:
 
 
 async def _link(server: Server, timeout: float = 1.0) -> AsyncioLink:
-    address = Address("127.0.0.1", server.port)
-    link = AsyncioLink(
-        address, timeout=timeout, on_push=lambda _push: None, on_end=lambda _link: None
+    return await connected(
+        Address("127.0.0.1", server.port),
+        redis.asyncio.Connection(port=server.port, protocol=3),
+        timeout=timeout,
+        on_push=lambda _push: None,
+        on_end=lambda _link: None,
     )
-    await link.open(redis.asyncio.Connection(port=server.port, protocol=3))
-    return link
 
 
 async def test_closed_locks_open_no_connection(server: Server) -> None:

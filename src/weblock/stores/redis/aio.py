@@ -27,71 +27,49 @@ from .internals import take_writer
 from .receiver import NOT_RUNG, Bell
 from .servers import explained
 from .settings import Address
-from .wire import INCOMPLETE, Introduce, Links, new_reader
+from .wire import INCOMPLETE, Introduce, Link, Links
 
 BATCH: Final = 8
 """Commands that are sent before the turn of the loop is over, so that the server need not wait."""
 
-WINDOW: Final = 256
+WINDOW: Final = 64
 """Commands that the server has been sent and has not answered, at most. The rest waits here.
 
-A server sends no reply before it has executed all commands that it has read from the connection, up
-to 16 KiB. A thousand callers at once would therefore make it look silent, and the keeper, which has
-a connection of its own, would wait for all of them. So there are fewer while replies take longer than
-a share of the timeout (``PROMPT``), as with the window of TCP.
+A server sends no reply before it has executed all commands that it has read from the connection. A
+thousand callers at once would make it look silent, and the keeper, which has a connection of its own,
+would wait for all of them.
 """
 
-PROMPT: Final = 1 / 8
-"""The share of the timeout in which a reply should come."""
 
-
-class AsyncioLink(asyncio.Protocol):
+class AsyncioLink(Link, asyncio.Protocol):
     """One connection, from its handshake on."""
-
-    incarnation: str
 
     def __init__(
         self,
         address: Address,
+        writer: asyncio.StreamWriter,
         *,
         timeout: float,
         on_push: Callable[[Any], None],
         on_end: Callable[[AsyncioLink], None],
     ) -> None:
-        self.address = address
+        super().__init__(address, timeout)
         self.failure: Exception | None = None
         self.loop = asyncio.get_running_loop()
-        self.timeout = timeout
         self._on_push = on_push
         self._on_end = on_end
-        reader = new_reader()
-        self._feed = reader.feed
-        self._next_reply = reader.gets
-        self._heard_at = self.loop.time()
-        self._replied_at = self._heard_at
+        self._replied_at = self.loop.time()
         self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
         """Replies that callers wait for, in the order of their commands, and until when."""
-        self._window = 2 * BATCH
         self._outgoing: deque[tuple[bytes, asyncio.Future[Any]]] = deque()
         """Commands that have not been sent, and the futures of their replies."""
         self._flushes = False
         """Whether the end of this turn sends what is put off."""
         self._crowded = False
         """Whether the last replies came for several callers, which will ask again in the same turn."""
-        self._subscribing: asyncio.Future[Any] | None = None
-        self._transport: asyncio.Transport | None = None
         self._watch: asyncio.TimerHandle | None = None
-
-    async def open(self, connection: redis.asyncio.Connection) -> None:
-        """Let redis-py connect and authenticate, and take the connection over."""
-        try:
-            with connecting():
-                await connection.connect()
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        self._writer = take_writer(connection)  # It would close its transport if it were collected.
-        self._transport = cast("asyncio.Transport", self._writer.transport)
+        self._writer = writer  # It would close its transport if it were collected.
+        self._transport = cast("asyncio.Transport", writer.transport)
         close_in_children(self)
         self._transport.set_protocol(self)
 
@@ -111,8 +89,8 @@ class AsyncioLink(asyncio.Protocol):
                 self._flush()
             elif not self._flushes:
                 self._flushes = True
-                loop.call_soon(self._flush_at_end)
-        elif self._transport:
+                loop.call_soon(self._flush)
+        else:
             self._transport.write(command)
             due = loop.time() + self.timeout
             self._pending.append((reply, due))
@@ -133,68 +111,50 @@ class AsyncioLink(asyncio.Protocol):
         self._flush()
         return [await reply for reply in replies]
 
-    def subscribe(self, channel: str) -> None:
-        """Receive what is published on ``channel`` here. A refusal is logged.
-
-        A subscription is answered by a push, or by an error; the command sent after it tells.
-        """
-        self._subscribing = self.ask(packed("SUBSCRIBE", channel) + packed("TIME"))
-
     def discard(self) -> None:
         self._end(exceptions.ConnectionError("the connection was given up"))
 
     def fileno(self) -> int:
         """Return the number of its socket, which the loop closes at any time once it has failed."""
-        if self.failure or not self._transport or self.loop.is_closed():
+        if self.failure or self.loop.is_closed():
             return -1
         number: int = self._transport.get_extra_info("socket").fileno()
         return number
 
     def data_received(self, data: bytes) -> None:
-        replies, pending, due = 0, self._pending, 0.0
+        replies = 0
         try:
             self._feed(data)
             while (reply := self._next_reply()) is not INCOMPLETE:
                 if isinstance(reply, hiredis.PushNotification):
                     self._on_push(reply)
-                    continue
+                    if reply[0] != b"subscribe":  # Which is also the reply to the command.
+                        continue
                 replies += 1
-                waiter, due = pending[0]
-                if waiter is self._subscribing and isinstance(reply, Exception):
-                    logger.warning(NOT_RUNG, explained(reply))
-                    continue
-                pending.popleft()
+                waiter, _ = self._pending.popleft()
                 if not waiter.done():
                     waiter.set_result(reply)
         except (hiredis.ProtocolError, IndexError) as error:
             self._end(exceptions.InvalidResponse(f"the server does not talk as it should: {error}"))
         self._crowded = replies > 1
-        self._heard_at = self.loop.time()
         if replies:
-            self._replied_at = self._heard_at
-            if self._heard_at > due - (1 - PROMPT) * self.timeout:
-                self._window = self._window // 2 or 1
-            elif self._window < WINDOW:
-                self._window += replies
+            self._replied_at = self.loop.time()
             if self._outgoing:
                 self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(exceptions.ConnectionError(f"the connection was lost: {exc or 'closed'}"))
 
-    def _flush_at_end(self) -> None:
-        self._flushes = False
-        self._flush()
-
     def _flush(self) -> None:
+        self._flushes = False
         commands: list[bytes] = []
         due = self.loop.time() + self.timeout
-        while self._outgoing and len(self._pending) < self._window:
+        while self._outgoing and len(self._pending) < WINDOW:
             command, reply = self._outgoing.popleft()
             if not reply.done():  # Else its caller was cancelled.
                 commands.append(command)
                 self._pending.append((reply, due))
-        if commands and self._transport and not self.failure:
+        if commands:
             if self._watch is None:
                 self._watch = self.loop.call_at(due, self._look)
             self._transport.write(b"".join(commands))
@@ -204,29 +164,15 @@ class AsyncioLink(asyncio.Protocol):
 
         The server answers requests in their order, so it has ``timeout`` seconds for each from when it
         has answered the one before. A thousand callers at once are no reason to count it as silent.
-        While anything arrives, one late reply does not fail the other requests.
         """
         self._watch = None
         if not self._pending:
             return
-        now = self.loop.time()
-        _, first_due = self._pending[0]
-        soonest = self._replied_at + self.timeout
-        silent_at = max(first_due, self._heard_at + self.timeout)
-        if now >= silent_at:
+        silent_at = max(self._pending[0][1], self._replied_at + self.timeout)
+        if self.loop.time() >= silent_at:
             self._end(self.no_answer())
-            return
-        for waiter, due in self._pending:
-            if waiter.done():
-                continue
-            if now < max(due, soonest):
-                silent_at = min(silent_at, max(due, soonest))
-                break
-            _fail(waiter, self.no_answer())
-        self._watch = self.loop.call_at(silent_at, self._look)
-
-    def no_answer(self) -> Exception:
-        return exceptions.TimeoutError(f"no answer for {self.timeout:g} seconds")
+        else:
+            self._watch = self.loop.call_at(silent_at, self._look)
 
     def _end(self, failure: Exception) -> None:
         if self.failure:
@@ -234,8 +180,7 @@ class AsyncioLink(asyncio.Protocol):
         self.failure = failure
         if self._watch:
             self._watch.cancel()
-        if self._transport:
-            self._transport.abort()
+        self._transport.abort()
         unanswered = [waiter for waiter, _ in self._pending]
         unanswered += [waiter for _, waiter in self._outgoing]
         self._pending.clear()
@@ -246,11 +191,24 @@ class AsyncioLink(asyncio.Protocol):
         self._on_end(self)
 
 
-class Loan:
+async def connected(
+    address: Address, connection: redis.asyncio.Connection, **rest: Any
+) -> AsyncioLink:
+    """Let redis-py connect and authenticate, and take the connection over."""
+    try:
+        with connecting():
+            await connection.connect()
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
+    return AsyncioLink(address, take_writer(connection), **rest)
+
+
+class Loan(Link):
     """A link of an event loop, as the thread of the keeper uses it."""
 
     def __init__(self, link: AsyncioLink) -> None:
-        self.address, self.incarnation = link.address, link.incarnation
+        self.address, self.incarnation, self.timeout = link.address, link.incarnation, link.timeout
         self._link = link
 
     async def ask(self, command: bytes) -> Any:
@@ -265,10 +223,10 @@ class Loan:
             asking.close()
             raise exceptions.ConnectionError("the event loop has been closed") from error
         try:
-            return replies.result(self._link.timeout)
+            return replies.result(self.timeout)
         except TimeoutError:
             replies.cancel()
-            raise self._link.no_answer() from None
+            raise self.no_answer() from None
 
     def discard(self) -> None:
         """Do nothing: its loop sees to it."""
@@ -313,7 +271,7 @@ class LoopLinks:
         for link in self.up.values():
             if self.bell.serves(link.address):
                 self._listener = link
-                link.subscribe(self.bell.channel)
+                link.ask(packed("SUBSCRIBE", self.bell.channel)).add_done_callback(_warn_if_refused)
                 return
 
     def move(self) -> None:
@@ -327,10 +285,6 @@ class LoopLinks:
         if self._aside is None or self._aside.done():
             outcome: asyncio.Future[BaseException | None] = self.loop.create_future()
 
-            def settle(failure: BaseException | None) -> None:
-                if not outcome.done():
-                    outcome.set_result(failure)
-
             def run() -> None:
                 failure: BaseException | None = None
                 try:
@@ -338,7 +292,7 @@ class LoopLinks:
                 except BaseException as error:  # noqa: BLE001 - raised in the waiters
                     failure = error
                 with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
-                    self.loop.call_soon_threadsafe(settle, failure)
+                    self.loop.call_soon_threadsafe(outcome.set_result, failure)
 
             try:
                 in_background(run, "aside")
@@ -360,15 +314,14 @@ class LoopLinks:
             making.cancel()
 
     async def _new(self, address: Address, introduce: Introduce) -> AsyncioLink:
-        link = AsyncioLink(
-            address, timeout=self._timeout, on_push=self.bell.pass_on, on_end=self._ended
-        )
         try:
-            await link.open(self._connect(address))
-            await introduce(link)
-        except BaseException:
-            link.discard()
-            raise
+            ways = {"on_push": self.bell.pass_on, "on_end": self._ended}
+            link = await connected(address, self._connect(address), timeout=self._timeout, **ways)
+            try:
+                await introduce(link)
+            except BaseException:
+                link.discard()
+                raise
         finally:
             self._making.pop(address, None)
         if not link.failure:
@@ -435,6 +388,11 @@ class AsyncioLinks(Links):
 
 def _closed() -> Unfit:
     return Unfit("it was closed")
+
+
+def _warn_if_refused(subscribed: asyncio.Future[Any]) -> None:
+    if not subscribed.exception() and isinstance(subscribed.result(), Exception):
+        logger.warning(NOT_RUNG, explained(subscribed.result()))
 
 
 def _fail(waiter: asyncio.Future[Any], failure: Exception) -> None:

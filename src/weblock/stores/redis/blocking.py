@@ -27,7 +27,7 @@ from .asking import Connect, connecting
 from .internals import socket_of
 from .servers import explained
 from .settings import Address
-from .wire import INCOMPLETE, Introduce, Link, Links, new_reader
+from .wire import INCOMPLETE, Introduce, Link, Links
 
 if TYPE_CHECKING:
     from .receiver import Receiver
@@ -47,14 +47,12 @@ LOAN: Final = 0.2
 """Seconds for which a keeper that can open no connection waits for one of the callers."""
 
 
-class BlockingLink:
+class BlockingLink(Link):
     """One connection, from its handshake on, without the layers that redis-py has above its socket.
 
     With ``two_phase``, requests suspend between sending and receiving: see ``ports.sent``. A caller that
     need not wait any longer closes its request, and the reply is dropped when it comes.
     """
-
-    incarnation: str
 
     def __init__(
         self,
@@ -64,17 +62,16 @@ class BlockingLink:
         timeout: float | None = None,
         two_phase: bool = False,
     ) -> None:
-        self.address = address
+        self._connection = connection
+        self._socket = socket_of(connection)
+        if timeout is not None:
+            self._socket.settimeout(timeout)
+        super().__init__(address, self._socket.gettimeout() or 0.0)
         self.used_at = time.monotonic()
         self.alive = True
         """Whether nothing has gone wrong on it yet, and no reply is on its way that a caller waits for."""
         self.home: BlockingLinks | None = None
         """Its pool, also while it is lent to another."""
-        self._connection = connection
-        self._socket = socket_of(connection)
-        if timeout is not None:
-            self._socket.settimeout(timeout)
-        self._timeout = self._socket.gettimeout() or 0.0
         time_out_in_kernel(self._socket)
         self._two_phase = two_phase
         # With two phases, the caller polls before it goes on.
@@ -84,9 +81,6 @@ class BlockingLink:
         self._send = self._socket.sendall
         self._receive_into = self._socket.recv_into
         self._buffer = bytearray(_CHUNK)
-        reader = new_reader()
-        self._feed = reader.feed
-        self._next_reply = reader.gets
         self._poll = new_poll()
         self._poll.register(self._socket, READABLE)
         self.fileno = self._socket.fileno
@@ -99,7 +93,7 @@ class BlockingLink:
         replies: list[Any] = []
         self.alive = False  # A reply that is left here would be taken for another's.
         try:
-            until = time.monotonic() + self._timeout
+            until = time.monotonic() + self.timeout
             self._send(command)
             while len(replies) < missing:
                 if self._two_phase:
@@ -139,7 +133,7 @@ class BlockingLink:
         """
         heard: list[Any] = []
         try:
-            until = time.monotonic() + self._timeout
+            until = time.monotonic() + self.timeout
             while not heard:
                 self._receive(until)
                 while (reply := self._next_reply()) is not INCOMPLETE:
@@ -163,7 +157,7 @@ class BlockingLink:
         """
         if self._unwanted and self.alive and self._poll.poll(0):
             try:
-                self._receive(time.monotonic() + self._timeout)
+                self._receive(time.monotonic() + self.timeout)
                 while self._next_reply() is not INCOMPLETE:
                     self._unwanted -= 1
             except (OSError, hiredis.ProtocolError):
@@ -178,7 +172,7 @@ class BlockingLink:
         """End the connection, and return redis-py's error for what happened to it."""
         self.discard()
         if isinstance(error, TimeoutError | BlockingIOError):
-            return exceptions.TimeoutError(f"no answer for {self._timeout:g} s")
+            return self.no_answer()
         return exceptions.ConnectionError(f"the connection was lost: {error}")
 
     def _receive(self, until: float) -> None:

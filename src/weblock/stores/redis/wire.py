@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import hiredis
 from redis import exceptions
@@ -86,29 +86,37 @@ class Errors(DefaultParser):  # type: ignore[valid-type,misc]  # It is one of tw
     }
 
 
-def new_reader() -> hiredis.Reader:
-    """Return what makes replies out of the bytes that a server sends."""
-    return hiredis.Reader(replyError=Errors.parse_error, notEnoughData=INCOMPLETE)
+class Link:
+    """A connection to one server, used by one caller at a time or by many at once.
 
+    The server answers commands in their order. Whoever asks gets the replies, of which an error reply is
+    an exception, or redis-py's ``ConnectionError`` or ``TimeoutError``. Then the link is of no more use.
+    """
 
-class Link(Protocol):
-    """A connection to one server, used by one caller at a time or by many at once."""
-
-    address: Address
     incarnation: str
     """The name of its server's run in the scripts."""
 
+    def __init__(self, address: Address, timeout: float) -> None:
+        self.address = address
+        self.timeout = timeout
+        reader = hiredis.Reader(replyError=Errors.parse_error, notEnoughData=INCOMPLETE)
+        self._feed = reader.feed
+        self._next_reply = reader.gets
+
     def ask(self, command: bytes) -> Awaitable[Outcome]:
-        """Send one command, and return its reply, as ``exchange`` does."""
+        """Send one command, and return its reply."""
+        raise NotImplementedError
 
-    async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
-        """Send commands together, and return their replies; an error reply is an exception.
-
-        Raises redis-py's ``ConnectionError`` or ``TimeoutError``; then the link is of no more use.
-        """
+    def exchange(self, commands: Sequence[bytes]) -> Awaitable[list[Outcome]]:
+        """Send commands together, and return their replies."""
+        raise NotImplementedError
 
     def discard(self) -> None:
         """End the connection, and everything under way on it."""
+        raise NotImplementedError
+
+    def no_answer(self) -> Exception:
+        return exceptions.TimeoutError(f"no answer for {self.timeout:g} s")
 
 
 Introduce = Callable[[Link], Awaitable[None]]
