@@ -102,6 +102,9 @@ class SimulatedNodes:
             raise exceptions.TimeoutError(HUNG)
         return address
 
+    def buckets_at(self, address: Address) -> list[int]:
+        return [bucket for bucket, home in self._homes.items() if home == address]
+
     def listen_at(self) -> Address:
         return ADDRESSES[0]
 

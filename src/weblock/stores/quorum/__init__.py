@@ -46,7 +46,6 @@ from .votes import Clocks
 if TYPE_CHECKING:
     from ..._core.table import Claim
     from ..redis.connections import Connections
-    from ..redis.servers import Server
     from .acquisition import Acquisition
 
 TIMEOUT: Final = 0.25
@@ -199,14 +198,14 @@ class QuorumEngine(Engine):
 
         return Connections(settings, Board(self, number), admit=partial(self._admit, number))
 
-    def _admit(self, number: int, server: Server) -> None:
+    def _admit(self, number: int, run: str) -> None:
         """Reject a server that is another one of the list, under another name."""
-        if server.run in [run for each, run in self._runs.items() if each != number]:
+        if run in [other for each, other in self._runs.items() if each != number]:
             raise Unfit(
                 "it is the same server as another of the quorum: name servers that fail"
                 " independently"
             )
-        self._runs[number] = server.run
+        self._runs[number] = run
 
 
 class Board(Switchboard):

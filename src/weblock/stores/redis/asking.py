@@ -24,6 +24,9 @@ K = TypeVar("K")
 
 Connect = Callable[[Address], redis.Connection]
 
+FAILURES: Final = (exceptions.RedisError, Unfit, OSError)
+"""Why a server could not be asked."""
+
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds until servers are asked again where everything is, when asking has not helped."""
@@ -31,9 +34,6 @@ LONGEST_PAUSE: Final = 1.0
 FIRST_KNOCK: Final = 0.1
 LONGEST_KNOCK: Final = 0.5
 """Seconds between attempts to reach a server that is down."""
-
-CALM: Final = 5.0
-"""Seconds without doubts after which a new one counts as the first."""
 
 
 def in_background(work: Callable[[], None], name: str) -> None:
@@ -189,8 +189,6 @@ class Lookup:
 
     def doubt(self) -> None:
         """Make the next caller look again, unless a lookup has failed just now."""
-        if not self._doubted and time.monotonic() - self._again_at > CALM:
-            self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._doubted = True
 
     def refresh(self) -> None:
@@ -220,9 +218,9 @@ class Lookup:
         self._tried()
 
     def _tried(self) -> None:
-        now, changed = time.monotonic(), False
+        now, helped = time.monotonic(), not self._doubted
         try:
-            changed = self._look()
+            helped = self._look() or helped
             self._failure = None
             self._known, self._doubted = True, False
         except (exceptions.RedisError, Unfit, OSError, RuntimeError) as error:
@@ -231,7 +229,7 @@ class Lookup:
                 raise
         finally:
             self._asked_at = now
-            if changed:
+            if helped:  # Or nobody has doubted what was known: the next doubt counts as the first.
                 self._backoff.reset()
             self._again_at = time.monotonic() + self._backoff.next()
 

@@ -23,7 +23,7 @@ from ..transport.polling import READABLE, new_poll
 from ..transport.turns import Empty, taken_out, turns
 from ..transport.unfit import Unfit
 from .aio import Loan
-from .asking import Connect, connecting
+from .asking import FAILURES, Connect, connecting
 from .internals import socket_of
 from .servers import explained
 from .settings import Address
@@ -298,7 +298,7 @@ class BlockingLinks(Links):
                 raise Unfit(text) from None
         try:
             return self._idle_link(address) or await self._new_link(address, introduce)
-        except (exceptions.RedisError, Unfit, OSError):
+        except FAILURES:
             lent = self._borrow(address) if self._borrow and not self._closed else None
             if lent is None:
                 raise

@@ -87,7 +87,7 @@ class Connections:
         """Return where the primaries are. Raises redis-py's errors, or ``Unfit``."""
         if not self._nodes.ready():
             self._nodes.refresh()
-        return sorted({self._nodes.address_of(each) for each in range(self._layout.buckets)})
+        return self._nodes.masters()
 
     def connection(self, address: Address) -> redis.Connection:
         """Return a connection that is not open yet, for a caller that closes it."""

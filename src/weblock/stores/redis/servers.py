@@ -26,8 +26,7 @@ from ..findings import (
     warning,
 )
 from ..transport import unfit
-from ..transport.unfit import Unfit
-from .asking import Poll, asked, opened
+from .asking import FAILURES, Poll, asked, opened
 from .settings import Address, Deployment, Settings
 
 if TYPE_CHECKING:
@@ -74,19 +73,6 @@ def explained(error: BaseException) -> str:
     return text
 
 
-class Server(NamedTuple):
-    """One run of a server: it is another after each restart."""
-
-    run: str
-    replid: str
-    """Its replication id when we connected: another after it was a replica meanwhile."""
-
-    @property
-    def incarnation(self) -> str:
-        """Return the name of this run in the scripts."""
-        return f"{self.run}:{self.replid}"
-
-
 class Seen(NamedTuple):
     """One server's answers, and when it gave them."""
 
@@ -105,11 +91,14 @@ def facts_in(info: bytes) -> Facts:
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
-def examine(info: bytes, settings: Settings) -> Server:
-    """Return which server it is. Raises ``Unfit`` if it must not keep leases as it is."""
+def examine(info: bytes, settings: Settings) -> str:
+    """Return a server's run, as scripts name it: another after a restart, or when it was a replica.
+
+    Raises ``Unfit`` if the server must not keep leases as it is.
+    """
     facts = facts_in(info)
     refuse(fitness(facts, settings))
-    return Server(facts.get("run_id", "unknown"), facts.get("master_replid", ""))
+    return f"{facts.get('run_id', 'unknown')}:{facts.get('master_replid', '')}"
 
 
 def fitness(facts: Facts, settings: Settings) -> Iterator[Finding]:
@@ -153,7 +142,7 @@ def diagnose(connections: Connections, settings: Settings) -> Iterator[Finding]:
     """Yield what is found on each server of a deployment."""
     try:
         addresses = connections.servers()
-    except (exceptions.RedisError, Unfit, OSError) as error:
+    except FAILURES as error:
         yield unreachable(error, explained(error))
         return
     if settings.deployment is Deployment.SENTINEL:
@@ -205,7 +194,7 @@ def look_at(connections: Connections, address: Address, settings: Settings) -> S
                 if cursor == "0":
                     break
             return Seen(address, facts, heard - sent, ahead, (count, cursor == "0"))
-    except (exceptions.RedisError, Unfit, OSError) as error:
+    except FAILURES as error:
         return unreachable(error, explained(error), str(address))
 
 

@@ -58,6 +58,14 @@ class Nodes:
         """Return a server's address. Raises redis-py's errors, or ``Unfit``, if there is none."""
         return self._address
 
+    def masters(self) -> list[Address]:
+        """Return all servers. Raises what ``address_of`` does, if one is missing."""
+        return [self.address_of(0)]
+
+    def buckets_at(self, address: Address) -> list[int]:
+        """Return the buckets that live on a server."""
+        return [0]
+
     def listen_at(self) -> Address:
         """Return a server that passes on the notifications of all servers."""
         return self.address_of(0)
@@ -82,8 +90,7 @@ class SentinelNodes(Nodes):
     A master that was replaced by hand goes on serving for seconds, until its Sentinels reconfigure
     it. So the Sentinels are asked repeatedly while locks are in use, side by side and in the
     background; the new master waits for that (``SWITCH`` in ``prelude.lua``). The last answer of a
-    Sentinel counts until it gives another or no longer answers, so a late answer counts, too. No
-    caller waits for a Sentinel that did not answer the last time.
+    Sentinel counts until it gives another or no longer answers, so a late answer counts, too.
     """
 
     def __init__(self, settings: Settings, ask: Connect, on_change: Callable[[], object]) -> None:
@@ -95,7 +102,6 @@ class SentinelNodes(Nodes):
         """The masters that Sentinels name, each with the number of the failover that made it one."""
         self._master: Address | None = None
         self._asking: set[Address] = set()
-        self._silent: set[Address] = set()
         self._lookup = Lookup(self._look, every=SENTINELS_ASKED_EVERY, stale=STALE)
         self.ready = self._lookup.ready
         self.refresh = self._lookup.refresh
@@ -112,16 +118,12 @@ class SentinelNodes(Nodes):
 
     def _look(self) -> bool:
         before, service = self._master, self._settings.service
-        sentinels = [each for each in self._settings.addresses if each not in self._asking]
-        silent = {each for each in sentinels if each in self._silent}
-        if not before and len(silent) == len(sentinels):
-            silent = set()
-        poll, aside = Poll(self._master_named_by), Poll(self._master_named_by)
-        aside.ask(silent)
-        poll.ask(each for each in sentinels if each not in silent)
+        sentinels = self._settings.addresses
+        poll = Poll(self._master_named_by)
+        poll.ask(each for each in sentinels if each not in self._asking)
         poll.wait(GRACE if before else None, enough=lambda: bool(poll.answers))
-        poll.wait(GRACE)
-        self._silent |= self._asking
+        # Who has just heard of a failover may answer last. A silent minority is not waited for.
+        poll.wait(GRACE, enough=lambda: len(poll.answers) > len(sentinels) / 2)
         if self._master is None:
             if poll.answers:
                 raise Unfit(
@@ -146,27 +148,20 @@ class SentinelNodes(Nodes):
             }
             named = int(facts["config-epoch"]), Address(facts["ip"], int(facts["port"]))
         except exceptions.ResponseError:
-            pass
-        except exceptions.RedisError:
-            self._silent.add(sentinel)
-            raise
+            pass  # It knows none.
         finally:
             self._asking.discard(sentinel)
-            self._hears(sentinel, named)
-        self._silent.discard(sentinel)
+            with self._guard:
+                self._said.pop(sentinel, None)
+                if named:
+                    self._said[sentinel] = named
+                before = self._master
+                if self._said:
+                    self._master = max(self._said.values())[1]
+                changed = before is not None and before != self._master
+            if changed:
+                self._on_change()
         return named is not None
-
-    def _hears(self, sentinel: Address, named: tuple[int, Address] | None) -> None:
-        with self._guard:
-            self._said.pop(sentinel, None)
-            if named:
-                self._said[sentinel] = named
-            before = self._master
-            if self._said:
-                self._master = max(self._said.values())[1]
-            changed = before is not None and before != self._master
-        if changed:
-            self._on_change()
 
 
 class ClusterNodes(Nodes):
@@ -206,6 +201,12 @@ class ClusterNodes(Nodes):
         if address in self._hung:
             raise exceptions.TimeoutError(HUNG)
         return address
+
+    def masters(self) -> list[Address]:
+        return sorted(set(map(self.address_of, self._slots)))
+
+    def buckets_at(self, address: Address) -> list[int]:
+        return [bucket for bucket, home in self._homes.items() if home == address]
 
     def listen_at(self) -> Address:
         masters = sorted(set(self._homes.values()))
@@ -268,7 +269,7 @@ class ClusterNodes(Nodes):
         """Begin the epochs of one master. The first caller begins those that could not be begun."""
         longest, where = self._settings.recovery.micros, self._settings.deployment.value
         with opened(self._connect(master)) as connection:
-            run = examine(asked(connection, "INFO"), self._settings).incarnation
+            run = examine(asked(connection, "INFO"), self._settings)
             for bucket, home in homes.items():
                 if home != master or (bucket, run) in self._begun:
                     continue

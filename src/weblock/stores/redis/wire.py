@@ -27,6 +27,7 @@ from redis.connection import DefaultParser
 from ...errors import ConfigurationError, EngineUnavailable
 from ..transport.turns import turns
 from ..transport.unfit import Unfit
+from .asking import FAILURES
 from .calls import MICRO, Call, Layout, packed
 from .scripts import (
     ACQUIRE,
@@ -39,7 +40,7 @@ from .scripts import (
     RENEW,
     TRANSFER,
 )
-from .servers import GRANT, Server, examine, explained
+from .servers import GRANT, examine, explained
 from .settings import Address, Settings
 from .topology import Nodes
 
@@ -178,8 +179,8 @@ class Links:
         """End all connections, and those in use when they come back."""
 
 
-Admit = Callable[[Server], None]
-"""Decides on a server after we have connected to it. Raises ``Unfit``."""
+Admit = Callable[[str], None]
+"""Decides on a server's run after we have connected to it. Raises ``Unfit``."""
 
 
 class Wire:
@@ -212,39 +213,34 @@ class Wire:
     async def run(self, call: Call) -> Outcome:
         """Run one script. Raises ``EngineUnavailable``."""
         nodes, links = self._nodes, self.links
-        if self._replicated or not nodes.ready():
-            return await self._run_thoroughly(call)
-        used, address = None, None
-        permits: list[None] = []
-        try:
-            address = nodes.address_of(call.bucket)
-            used = links.at_once(address, permits)
-            link = used or await links.take(address, self._introduced, permits)
+        if not self._replicated and nodes.ready():
+            used, address = None, None
+            permits: list[None] = []
             try:
-                if call.script is ACQUIRE and self._now() >= self._examine_at[address]:
-                    await self._examined(link)
-                command = call.command(link.incarnation, self._recovery.micros, self._where)
-                reply = await link.ask(command)
-            finally:
-                links.give_back(link)
-        except (exceptions.RedisError, Unfit, OSError) as error:
-            if address:
+                address = nodes.address_of(call.bucket)
+                used = links.at_once(address, permits)
+                link = used or await links.take(address, self._introduced, permits)
+                try:
+                    if call.script is ACQUIRE and self._now() >= self._examine_at[address]:
+                        await self._examined(link)
+                    command = call.command(link.incarnation, self._recovery.micros, self._where)
+                    reply = await link.ask(command)
+                finally:
+                    links.give_back(link)
+            except FAILURES as error:
                 nodes.doubt(address, error)
-            if not (used and _repeatable(call, error)):
-                failure = self._judged(error)
-                raise failure from failure.__cause__
-        else:
-            if not isinstance(reply, Exception):
-                return reply
-            if not isinstance(reply, exceptions.ResponseError):
-                raise self._judged(reply)
-        finally:
-            if permits:
-                links.free.put(None)
-        return await self._run_thoroughly(call)
-
-    async def _run_thoroughly(self, call: Call) -> Outcome:
-        """Run a script that may have to be loaded, sent elsewhere or copied to replicas."""
+                if not (used and _repeatable(call, error)):
+                    failure = self._judged(error)
+                    raise failure from failure.__cause__
+            else:
+                if not isinstance(reply, Exception):
+                    return reply
+                if not isinstance(reply, exceptions.ResponseError):
+                    raise self._judged(reply)
+            finally:
+                if permits:
+                    links.free.put(None)
+        # It may have to be loaded, sent elsewhere, or copied to replicas.
         (outcome,) = await self.run_all([call])
         if isinstance(outcome, Exception):
             raise outcome
@@ -261,12 +257,21 @@ class Wire:
                 outcomes[index] = await self._followed(calls[index], reply, address)
 
         for _ in range(REDIRECTIONS):
-            parts = await self._by_address(calls, pending, outcomes)
+            parts: dict[Address, list[int]] = {}
+            try:
+                await self._ready()
+            except FAILURES as error:
+                for index in pending:
+                    outcomes[index] = error
+                break
+            for index in pending:
+                try:
+                    parts.setdefault(self._nodes.address_of(calls[index].bucket), []).append(index)
+                except FAILURES as error:
+                    self._nodes.doubt()
+                    outcomes[index] = error
             works = [run_at(*part) for part in parts.items()]
-            if len(works) == 1:
-                await works[0]
-            elif works:
-                await self.links.together(works)
+            await (works[0] if len(works) == 1 else self.links.together(works))
             pending = [i for i in pending if type(outcomes[i]) is exceptions.MovedError]
             if not pending:
                 break
@@ -290,58 +295,36 @@ class Wire:
                 if cursor == "0":
                     break
 
+    async def _ready(self) -> None:
+        """Find out where the servers are, unless that is known."""
+        if not self._nodes.ready():
+            await self.links.aside(self._nodes.refresh)
+
     async def _masters(self) -> Sequence[Address]:
         try:
-            if not self._nodes.ready():
-                await self.links.aside(self._nodes.refresh)
-            return sorted({self._nodes.address_of(b) for b in range(self._layout.buckets)})
-        except (exceptions.RedisError, Unfit, OSError) as error:
+            await self._ready()
+            return self._nodes.masters()
+        except FAILURES as error:
             raise self._judged(error) from error
 
     async def _asked(self, address: Address, command: bytes) -> Any:
-        try:
-            (reply,) = await self._on_link(address, lambda link: link.exchange([command]))
-        except (exceptions.RedisError, Unfit, OSError) as error:
-            self._nodes.doubt(address, error)
-            reply = error
-        judged = self._judged(reply)
-        if isinstance(judged, EngineUnavailable):
-            raise judged
-        return judged
-
-    async def _by_address(
-        self, calls: Sequence[Call], pending: Sequence[int], outcomes: list[Outcome]
-    ) -> dict[Address, list[int]]:
-        """Return where each pending call goes; for one that can go nowhere, why."""
-        parts: dict[Address, list[int]] = {}
-        if not self._nodes.ready():
-            try:
-                await self.links.aside(self._nodes.refresh)
-            except (exceptions.RedisError, Unfit, OSError) as error:
-                for index in pending:
-                    outcomes[index] = error
-                return parts
-        for index in pending:
-            try:
-                parts.setdefault(self._nodes.address_of(calls[index].bucket), []).append(index)
-            except (exceptions.RedisError, Unfit) as error:
-                self._nodes.doubt()
-                outcomes[index] = error
-        return parts
+        reply = self._judged(await self._on_link(address, lambda link: link.ask(command)))
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     async def _exchange(
         self, address: Address, calls: Sequence[Call], *, asking: bool = False
     ) -> list[Outcome]:
         """The replies to all calls at one server, or for all of them why there are none."""
         work = partial(self._replies, calls=calls, asking=asking)
-        try:
-            return await self._on_link(address, work)
-        except (exceptions.RedisError, Unfit, OSError) as error:
-            self._nodes.doubt(address, error)
-            return [error] * len(calls)
+        replies = await self._on_link(address, work)
+        return [replies] * len(calls) if isinstance(replies, Exception) else replies
 
-    async def _on_link(self, address: Address, work: Callable[[Link], Awaitable[T]]) -> T:
-        """Return the result of ``work`` on a connection to a server."""
+    async def _on_link(
+        self, address: Address, work: Callable[[Link], Awaitable[T]]
+    ) -> T | Exception:
+        """Return the result of ``work`` on a connection to a server, or why there is none."""
         permits: list[None] = []
         try:
             link = await self.links.take(address, self._introduced, permits)
@@ -349,6 +332,9 @@ class Wire:
                 return await work(link)
             finally:
                 self.links.give_back(link)
+        except FAILURES as error:
+            self._nodes.doubt(address, error)
+            return error
         finally:
             if permits:
                 self.links.free.put(None)
@@ -357,14 +343,11 @@ class Wire:
         grants = any(call.script is ACQUIRE for call in calls)
         if grants and self._now() >= self._examine_at[link.address]:
             await self._examined(link)
-        where = "asking" if asking else self._where
-        facts = link.incarnation, self._recovery.micros, where
+        facts = link.incarnation, self._recovery.micros, "asking" if asking else self._where
         binding = any(call.script in _BINDING for call in calls)
         sent = partial(self._sent, link, asking=asking, binding=binding)
         outcomes = await sent([call.command(*facts) for call in calls])
-        unknown = [
-            index for index, reply in enumerate(outcomes) if type(reply) is exceptions.NoScriptError
-        ]
+        unknown = [i for i, reply in enumerate(outcomes) if type(reply) is exceptions.NoScriptError]
         if unknown:
             whole = [calls[index].command(*facts, whole=True) for index in unknown]
             for index, reply in zip(unknown, await sent(whole), strict=True):
@@ -417,40 +400,37 @@ class Wire:
 
     async def _introduced(self, link: Link) -> None:
         """Find out on a new connection whether its server can keep locks."""
-        server = await self._examined(link)
-        link.incarnation = server.incarnation
-        self._admit(server)
-        if server.run not in self._known:
-            await self._probe(link, server.run)
+        link.incarnation = run = await self._examined(link)
+        self._admit(run)
+        if run not in self._known:
+            await self._probe(link, run)
 
-    async def _examined(self, link: Link) -> Server:
-        """Find out whether a server can keep locks, or still can. Raises ``Unfit`` if not.
+    async def _examined(self, link: Link) -> str:
+        """Find out whether a server can keep locks, or still can; return its run. Raises ``Unfit`` if not.
 
         Then each caller asks again until it can. Leases that are held are renewed and released as ever.
         """
         # One caller asks for all: the others continue until its answer has come.
-        self._examine_at[link.address], fit = self._now() + EXAMINED_EVERY, False
+        self._examine_at[link.address], run = self._now() + EXAMINED_EVERY, ""
         try:
-            (info,) = await link.exchange([packed("INFO")])
+            info = await link.ask(packed("INFO"))
             if isinstance(info, Exception):
                 raise info
-            server = examine(info, self._settings)
-            fit = True
+            run = examine(info, self._settings)
         finally:
-            if not fit:
+            if not run:
                 self._examine_at[link.address] = 0.0
-        return server
+        return run
 
     async def _probe(self, link: Link, run: str) -> None:
         """Try on a new server whether its user has the rights that we need."""
-        buckets = range(self._layout.buckets)
-        here = [each for each in buckets if self._lives_at(each, link.address)]
+        here = self._nodes.buckets_at(link.address)
         if not here:  # It is just being handed its first.
             return
         channel = self._layout.channel("probe")
         for bucket in here:
             probe = Call(PROBE, bucket, (self._layout.probe(bucket),), (channel,))
-            (refused,) = await link.exchange([probe.command("", "0", self._where, whole=True)])
+            refused = await link.ask(probe.command("", "0", self._where, whole=True))
             if not isinstance(refused, exceptions.AskError):
                 break
         else:  # All of them are just being moved: nothing can be tried here, or need be.
@@ -464,12 +444,6 @@ class Wire:
                 f" {self._layout.prefix}: {GRANT}"
             )
         self._known.add(run)
-
-    def _lives_at(self, bucket: int, address: Address) -> bool:
-        try:
-            return self._nodes.address_of(bucket) == address
-        except (exceptions.RedisError, Unfit):
-            return False
 
     def _judged(self, outcome: Outcome) -> Outcome:
         if not isinstance(outcome, Exception) or isinstance(outcome, EngineUnavailable):
