@@ -18,7 +18,6 @@ from weblock._platform.loops import beside_loop
 from weblock._runtime.blocking import drive
 from weblock.stores.memcached import open_engine as on_memcached
 from weblock.stores.memcached.engine import THREADS
-from weblock.stores.quorum.sending import in_this_thread
 from weblock.stores.redis import asking
 from weblock.stores.redis.aio import LoopLinks
 from weblock.stores.redis.asking import Health, Lookup, Poll
@@ -27,6 +26,7 @@ from weblock.stores.redis.calls import Layout
 from weblock.stores.redis.receiver import Bell
 from weblock.stores.redis.settings import Address, parse
 from weblock.stores.redis.topology import ClusterNodes
+from weblock.stores.transport.sending import in_this_thread
 from weblock.stores.transport.unfit import Unfit
 from weblock.stores.zookeeper import open_engine
 from weblock.stores.zookeeper.session import Session

@@ -16,8 +16,8 @@ from tests.support.waiting import PATIENCE, eventually
 from weblock import Locks
 from weblock._core.ports import sent
 from weblock._runtime.blocking import drive
-from weblock.stores.quorum.sending import in_tasks, in_this_thread
 from weblock.stores.redis.asking import Health
+from weblock.stores.transport.sending import in_tasks, in_this_thread
 
 DOWN = ConnectionError("it is down")
 

@@ -165,7 +165,12 @@ class SimulatedLinks:
         return None
 
     async def take(
-        self, address: Address, introduce: Introduce, permits: list[None]
+        self,
+        address: Address,
+        introduce: Introduce,
+        permits: list[None],
+        *,
+        beside: bool = False,
     ) -> SimulatedLink:
         if link := self.at_once(address, permits):
             return link

@@ -127,7 +127,7 @@ class QuorumEngine(Engine):
         self.health: Health[int] = Health(self._knock)
 
     def connect(self, runtime: Runtime) -> Store:
-        from .sending import in_tasks, in_this_thread
+        from ..transport.sending import in_tasks, in_this_thread
         from .store import QuorumStore
 
         stores = [

@@ -11,8 +11,8 @@ from ...errors import ConfigurationError, EngineUnavailable
 from ..redis.calls import MICRO, Unknown
 from ..redis.store import RedisStore
 from ..transport.backoff import spread
+from ..transport.sending import Send
 from .acquisition import Acquisition
-from .sending import Send
 from .votes import Votes
 
 if TYPE_CHECKING:

@@ -207,6 +207,8 @@ async def connected(
 class Loan(Link):
     """A link of an event loop, as the thread of the keeper uses it."""
 
+    two_phase = False
+
     def __init__(self, link: AsyncioLink) -> None:
         self.address, self.incarnation, self.timeout = link.address, link.incarnation, link.timeout
         self._link = link
@@ -375,7 +377,12 @@ class AsyncioLinks(Links):
         return None
 
     def take(
-        self, address: Address, introduce: Introduce, _permits: list[None]
+        self,
+        address: Address,
+        introduce: Introduce,
+        _permits: list[None],
+        *,
+        beside: bool = False,
     ) -> Awaitable[AsyncioLink]:
         if self._closed:  # A request under way fails then, and would be repeated on a new one.
             raise _closed()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
-from threading import Thread, current_thread, main_thread
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
@@ -20,6 +20,7 @@ from ..._core.ports import sent
 from ..._platform.forks import close_in_children
 from ..._platform.greenlets import patched_by
 from ..transport.polling import READABLE, new_poll
+from ..transport.sending import in_this_thread
 from ..transport.turns import Empty, taken_out, turns
 from ..transport.unfit import Unfit
 from .aio import Loan
@@ -54,13 +55,10 @@ class BlockingLink(Link):
     need not wait any longer closes its request, and the reply is dropped when it comes.
     """
 
+    two_phase = False
+
     def __init__(
-        self,
-        address: Address,
-        connection: redis.Connection,
-        *,
-        timeout: float | None = None,
-        two_phase: bool = False,
+        self, address: Address, connection: redis.Connection, *, timeout: float | None = None
     ) -> None:
         self._connection = connection
         self._socket = socket_of(connection)
@@ -73,9 +71,7 @@ class BlockingLink(Link):
         self.home: BlockingLinks | None = None
         """Its pool, also while it is lent to another."""
         time_out_in_kernel(self._socket)
-        self._two_phase = two_phase
-        # With two phases, the caller polls before it goes on.
-        self._polls = self._socket.gettimeout() is None and not two_phase
+        self._polls = self._socket.gettimeout() is None
         self._unwanted = 0
         """Replies on their way that no caller waits for."""
         self._send = self._socket.sendall
@@ -96,7 +92,7 @@ class BlockingLink(Link):
             until = time.monotonic() + self.timeout
             self._send(command)
             while len(replies) < missing:
-                if self._two_phase:
+                if self.two_phase:
                     await sent(self._socket.fileno(), until)
                 self._receive(until)
                 while (reply := self._next_reply()) is not INCOMPLETE:
@@ -181,7 +177,9 @@ class BlockingLink(Link):
             raise TimeoutError
         # Each signal makes a timeout of the kernel begin anew. Signals come to the main thread, which
         # therefore asks ``poll`` first. That costs a system call, and Python counts its time correctly.
-        if self._polls and current_thread() is main_thread() and not self._poll.poll(1000 * left):
+        # With two phases, the caller has polled.
+        polls = self._polls and not self.two_phase and current_thread() is main_thread()
+        if polls and not self._poll.poll(1000 * left):
             raise TimeoutError
         size = self._receive_into(self._buffer)
         if not size:
@@ -190,11 +188,7 @@ class BlockingLink(Link):
 
 
 def connected(
-    address: Address,
-    connection: redis.Connection,
-    *,
-    timeout: float | None = None,
-    two_phase: bool = False,
+    address: Address, connection: redis.Connection, *, timeout: float | None = None
 ) -> BlockingLink:
     """Let redis-py connect and authenticate, and take the connection over."""
     try:
@@ -203,7 +197,7 @@ def connected(
     except BaseException:
         connection.disconnect()
         raise
-    return BlockingLink(address, connection, timeout=timeout, two_phase=two_phase)
+    return BlockingLink(address, connection, timeout=timeout)
 
 
 Lent = BlockingLink | Loan
@@ -212,8 +206,8 @@ Lent = BlockingLink | Loan
 class BlockingLinks(Links):
     """A pool: as many connections as threads talk to a server at the same time, at most ``room``.
 
-    With ``connects_within``, requests suspend where they would block: see ``ports.sent``. ``borrow``
-    returns a connection of another pool, where this one can open none.
+    Requests that are one of several suspend where they would block (see ``ports.sent``), with ``two_phase``
+    all do. ``borrow`` returns a connection of another pool, where this one can open none.
     """
 
     def __init__(
@@ -223,7 +217,8 @@ class BlockingLinks(Links):
         *,
         room: int,
         patience: float,
-        connects_within: float | None = None,
+        connects_within: float = 0.0,
+        two_phase: bool = False,
         borrow: Callable[[Address], Lent | None] | None = None,
     ) -> None:
         self._connect = connect
@@ -231,6 +226,7 @@ class BlockingLinks(Links):
         self._wanted: dict[Address, SimpleQueue[BlockingLink]] = {}
         """Where the next connection goes that comes back, ahead of all callers that wait for one."""
         self._connects_within = connects_within
+        self._two_phase = two_phase
         self._receiver = receiver
         self._patience = patience
         self._size = room
@@ -251,25 +247,7 @@ class BlockingLinks(Links):
         work()
 
     async def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Run each but the last in a thread of its own, as far as threads can be started."""
-
-        def run(work: Coroutine[Any, Any, None]) -> None:
-            with suppress(StopIteration):  # A coroutine of the blocking API never suspends.
-                work.send(None)
-
-        *others, last = works
-        threads, here = [], [last]
-        for work in others:
-            thread = Thread(target=run, args=(work,), name="weblock-side-by-side", daemon=True)
-            try:
-                thread.start()
-                threads.append(thread)
-            except RuntimeError:
-                here.append(work)
-        for work in here:
-            await work
-        for thread in threads:
-            thread.join()
+        await in_this_thread(works, lambda: False)
 
     def at_once(self, address: Address, permits: list[None]) -> BlockingLink | None:
         try:
@@ -279,9 +257,18 @@ class BlockingLinks(Links):
             return None
         return link if link.usable() else None
 
-    async def take(self, address: Address, introduce: Introduce, permits: list[None]) -> Lent:
-        if self._connects_within is not None:
+    async def take(
+        self,
+        address: Address,
+        introduce: Introduce,
+        permits: list[None],
+        *,
+        beside: bool = False,
+    ) -> Lent:
+        beside = beside or self._two_phase
+        if beside:
             if not permits and (link := self.at_once(address, permits)):
+                link.two_phase = True
                 return link
             await sent(None, time.monotonic() + self._connects_within)
         if not permits:
@@ -296,13 +283,15 @@ class BlockingLinks(Links):
                     late = exceptions.TimeoutError(f"no answer for {self._patience:g} s")
                     text = explained(late)
                 raise Unfit(text) from None
+        lent: Lent | None
         try:
-            return self._idle_link(address) or await self._new_link(address, introduce)
+            lent = self._idle_link(address) or await self._new_link(address, introduce)
         except FAILURES:
             lent = self._borrow(address) if self._borrow and not self._closed else None
             if lent is None:
                 raise
-            return lent
+        lent.two_phase = beside
+        return lent
 
     def give_back(self, link: Link) -> None:
         if isinstance(link, Loan):  # It stays with its loop.
@@ -311,6 +300,7 @@ class BlockingLinks(Links):
         if link.home and link.home is not self:
             link.home.give_back(link)
             return
+        link.two_phase = self._two_phase
         if link.alive:
             link.used_at = self._answered_at = time.monotonic()
             if self._wanted and (wanted := self._wanted.pop(link.address, None)):
@@ -364,8 +354,7 @@ class BlockingLinks(Links):
     async def _new_link(self, address: Address, introduce: Introduce) -> BlockingLink:
         if self._closed:
             raise Unfit("it was closed")
-        two_phase = self._connects_within is not None
-        link = connected(address, self._connect(address), two_phase=two_phase)
+        link = connected(address, self._connect(address))
         link.home = self
         try:
             await introduce(link)

@@ -76,7 +76,8 @@ class Connections:
                 self._receiver,
                 room=settings.max_connections,
                 patience=settings.timeout,
-                connects_within=settings.connect_timeout + settings.timeout if two_phase else None,
+                connects_within=settings.connect_timeout + settings.timeout,
+                two_phase=two_phase,
                 borrow=self._lent if renews else None,
             )
         self._links.append(links)

@@ -142,10 +142,17 @@ class Links:
         """
         raise NotImplementedError
 
-    def take(self, address: Address, introduce: Introduce, permits: list[None]) -> Awaitable[Link]:
+    def take(
+        self,
+        address: Address,
+        introduce: Introduce,
+        permits: list[None],
+        *,
+        beside: bool = False,
+    ) -> Awaitable[Link]:
         """Return a connection, which may have to be made or waited for.
 
-        Takes a permit unless there is one in ``permits``.
+        Takes a permit unless there is one in ``permits``. ``beside`` is for a request in ``together``.
         """
         raise NotImplementedError
 
@@ -166,7 +173,7 @@ class Links:
         raise NotImplementedError
 
     def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> Awaitable[None]:
-        """Run several coroutines side by side, none of which raises."""
+        """Run several requests side by side, none of which raises."""
         raise NotImplementedError
 
     def move(self) -> None:
@@ -248,11 +255,13 @@ class Wire:
 
     async def run_all(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run scripts side by side, and return the answer of each, or its ``EngineUnavailable``."""
-        outcomes: list[Outcome] = [None] * len(calls)
+        late = exceptions.TimeoutError("no connection in time")
         pending = list(range(len(calls)))
+        outcomes: dict[int, Outcome] = dict.fromkeys(pending, late)
 
         async def run_at(address: Address, part: list[int]) -> None:
-            replies = await self._exchange(address, [calls[index] for index in part])
+            some, beside = [calls[index] for index in part], len(parts) > 1
+            replies = await self._exchange(address, some, beside=beside)
             for index, reply in zip(part, replies, strict=True):
                 outcomes[index] = await self._followed(calls[index], reply, address)
 
@@ -261,8 +270,7 @@ class Wire:
             try:
                 await self._ready()
             except FAILURES as error:
-                for index in pending:
-                    outcomes[index] = error
+                outcomes |= dict.fromkeys(pending, error)
                 break
             for index in pending:
                 try:
@@ -271,11 +279,14 @@ class Wire:
                     self._nodes.doubt()
                     outcomes[index] = error
             works = [run_at(*part) for part in parts.items()]
-            await (works[0] if len(works) == 1 else self.links.together(works))
+            if len(works) == 1:
+                await works[0]
+            elif works:
+                await self.links.together(works)
             pending = [i for i in pending if type(outcomes[i]) is exceptions.MovedError]
             if not pending:
                 break
-        return [self._judged(outcome) for outcome in outcomes]
+        return [self._judged(outcome) for outcome in outcomes.values()]
 
     async def clock(self) -> float:
         """Return what the clock of the only server shows. Raises ``EngineUnavailable``."""
@@ -314,20 +325,25 @@ class Wire:
         return reply
 
     async def _exchange(
-        self, address: Address, calls: Sequence[Call], *, asking: bool = False
+        self,
+        address: Address,
+        calls: Sequence[Call],
+        *,
+        asking: bool = False,
+        beside: bool = False,
     ) -> list[Outcome]:
         """The replies to all calls at one server, or for all of them why there are none."""
         work = partial(self._replies, calls=calls, asking=asking)
-        replies = await self._on_link(address, work)
+        replies = await self._on_link(address, work, beside=beside)
         return [replies] * len(calls) if isinstance(replies, Exception) else replies
 
     async def _on_link(
-        self, address: Address, work: Callable[[Link], Awaitable[T]]
+        self, address: Address, work: Callable[[Link], Awaitable[T]], *, beside: bool = False
     ) -> T | Exception:
         """Return the result of ``work`` on a connection to a server, or why there is none."""
         permits: list[None] = []
         try:
-            link = await self.links.take(address, self._introduced, permits)
+            link = await self.links.take(address, self._introduced, permits, beside=beside)
             try:
                 return await work(link)
             finally:

@@ -3,7 +3,7 @@
 - ``engine``: how such an engine begins, begins anew in a forked child, and ends.
 - ``pool``: connections for threads, and for the tasks of event loops.
 - ``loops``: what belongs to one event loop each. ``turns``: permits, which no signal handler takes for good.
-- ``polling``: how to wait for several sockets.
+- ``polling``: how to wait for several sockets. ``sending``: requests to several servers at once.
 - ``listener``: the thread that listens for notifications on a connection of its own.
 - ``backoff``: growing pauses, with jitter.
 - ``options``: the options in the query of an engine's URL.

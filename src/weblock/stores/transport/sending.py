@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ..._core.ports import sent
-from ..transport.polling import READABLE, new_poll
-from ..transport.turns import taken_out
+from .polling import READABLE, new_poll
+from .turns import taken_out
 
 Request = Coroutine[Any, Any, None]
 
