@@ -12,7 +12,7 @@ from weblock._core.ports import Recovery
 from weblock.stores.redis.settings import Address, Deployment, Settings
 from weblock.stores.redis.store import RedisStore
 from weblock.stores.redis.topology import HUNG, MAP_READ_EVERY
-from weblock.stores.redis.wire import Introduce, Wire
+from weblock.stores.redis.wire import Wire
 
 from .cluster_servers import ADDRESSES, LAYOUT, ClusterServers
 from .process import Process, Signal
@@ -46,18 +46,13 @@ class ClusterLinks(SimulatedLinks):
         return None
 
     async def take(
-        self,
-        address: Address,
-        introduce: Introduce,
-        permits: list[None],
-        *,
-        beside: bool = False,
+        self, address: Address, permits: list[None], *, beside: bool = False
     ) -> SimulatedLink:
         if link := self.at_once(address, permits):
             return link
         link = ClusterLink(self, address)
         try:
-            await introduce(link)
+            await self.introduce(link)
         except BaseException:
             link.discard()
             raise

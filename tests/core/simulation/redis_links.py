@@ -5,7 +5,7 @@ Like a thread's, they are one for each caller at a time; or, like a loop's, one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from redis import exceptions
@@ -17,7 +17,7 @@ from weblock.stores.redis.calls import micros
 from weblock.stores.redis.settings import Address, Deployment, Settings
 from weblock.stores.redis.store import RedisStore
 from weblock.stores.redis.topology import Nodes
-from weblock.stores.redis.wire import Introduce, Wire
+from weblock.stores.redis.wire import Wire
 
 from .engine import Acquire, Refresh, Release, Request
 from .network import Connection, Exchange, Network
@@ -130,6 +130,8 @@ class Subscription:
 class SimulatedLinks:
     """The links of one store."""
 
+    introduce: Callable[[SimulatedLink], Awaitable[None]]
+
     def __init__(
         self,
         process: Process,
@@ -165,18 +167,13 @@ class SimulatedLinks:
         return None
 
     async def take(
-        self,
-        address: Address,
-        introduce: Introduce,
-        permits: list[None],
-        *,
-        beside: bool = False,
+        self, address: Address, permits: list[None], *, beside: bool = False
     ) -> SimulatedLink:
         if link := self.at_once(address, permits):
             return link
         link = SimulatedLink(self)
         try:
-            await introduce(link)
+            await self.introduce(link)
         except BaseException:
             link.discard()
             raise

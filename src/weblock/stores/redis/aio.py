@@ -27,7 +27,7 @@ from .internals import take_writer
 from .receiver import NOT_RUNG, Bell
 from .servers import explained
 from .settings import Address
-from .wire import INCOMPLETE, Introduce, Link, Links
+from .wire import INCOMPLETE, Link, Links
 
 BATCH: Final = 8
 """Commands that are sent before the turn of the loop is over, so that the server need not wait."""
@@ -39,6 +39,9 @@ A server sends no reply before it has executed all commands that it has read fro
 thousand callers at once would make it look silent, and the keeper, which has a connection of its own,
 would wait for all of them.
 """
+
+
+Introduce = Callable[[Link], Awaitable[None]]
 
 
 class AsyncioLink(Link, asyncio.Protocol):
@@ -377,16 +380,11 @@ class AsyncioLinks(Links):
         return None
 
     def take(
-        self,
-        address: Address,
-        introduce: Introduce,
-        _permits: list[None],
-        *,
-        beside: bool = False,
+        self, address: Address, permits: list[None], *, beside: bool = False
     ) -> Awaitable[AsyncioLink]:
         if self._closed:  # A request under way fails then, and would be repeated on a new one.
             raise _closed()
-        return self._loops.here().take(address, introduce)
+        return self._loops.here().take(address, self.introduce)
 
     def close(self) -> None:
         self._closed = True

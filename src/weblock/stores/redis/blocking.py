@@ -28,7 +28,7 @@ from .asking import FAILURES, Connect, connecting
 from .internals import socket_of
 from .servers import explained
 from .settings import Address
-from .wire import INCOMPLETE, Introduce, Link, Links
+from .wire import INCOMPLETE, Link, Links
 
 if TYPE_CHECKING:
     from .receiver import Receiver
@@ -257,14 +257,7 @@ class BlockingLinks(Links):
             return None
         return link if link.usable() else None
 
-    async def take(
-        self,
-        address: Address,
-        introduce: Introduce,
-        permits: list[None],
-        *,
-        beside: bool = False,
-    ) -> Lent:
+    async def take(self, address: Address, permits: list[None], *, beside: bool = False) -> Lent:
         beside = beside or self._two_phase
         if beside:
             if not permits and (link := self.at_once(address, permits)):
@@ -285,7 +278,7 @@ class BlockingLinks(Links):
                 raise Unfit(text) from None
         lent: Lent | None
         try:
-            lent = self._idle_link(address) or await self._new_link(address, introduce)
+            lent = self._idle_link(address) or await self._new_link(address)
         except FAILURES:
             lent = self._borrow(address) if self._borrow and not self._closed else None
             if lent is None:
@@ -351,13 +344,13 @@ class BlockingLinks(Links):
                 return link
         return None
 
-    async def _new_link(self, address: Address, introduce: Introduce) -> BlockingLink:
+    async def _new_link(self, address: Address) -> BlockingLink:
         if self._closed:
             raise Unfit("it was closed")
         link = connected(address, self._connect(address))
         link.home = self
         try:
-            await introduce(link)
+            await self.introduce(link)
         except BaseException:
             link.discard()
             raise

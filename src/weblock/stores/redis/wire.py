@@ -120,12 +120,11 @@ class Link:
         return exceptions.TimeoutError(f"no answer for {self.timeout:g} s")
 
 
-Introduce = Callable[[Link], Awaitable[None]]
-"""Says and asks on a new connection what comes first there."""
-
-
 class Links:
     """The links of one API."""
+
+    introduce: Callable[[Link], Awaitable[None]]
+    """Says and asks on a new connection what comes first there."""
 
     free: SimpleQueue[None] = turns(0)
     """The permits to use a connection: see ``turns``. The caller puts back what is in its list."""
@@ -143,12 +142,7 @@ class Links:
         raise NotImplementedError
 
     def take(
-        self,
-        address: Address,
-        introduce: Introduce,
-        permits: list[None],
-        *,
-        beside: bool = False,
+        self, address: Address, permits: list[None], *, beside: bool = False
     ) -> Awaitable[Link]:
         """Return a connection, which may have to be made or waited for.
 
@@ -204,6 +198,7 @@ class Wire:
         now: Callable[[], float] = monotonic,
     ) -> None:
         self.links = links
+        links.introduce = self._introduced
         self._now = now
         self._admit = admit
         self._name = settings.name
@@ -226,7 +221,7 @@ class Wire:
             try:
                 address = nodes.address_of(call.bucket)
                 used = links.at_once(address, permits)
-                link = used or await links.take(address, self._introduced, permits)
+                link = used or await links.take(address, permits)
                 try:
                     if call.script is ACQUIRE and self._now() >= self._examine_at[address]:
                         await self._examined(link)
@@ -343,7 +338,7 @@ class Wire:
         """Return the result of ``work`` on a connection to a server, or why there is none."""
         permits: list[None] = []
         try:
-            link = await self.links.take(address, self._introduced, permits, beside=beside)
+            link = await self.links.take(address, permits, beside=beside)
             try:
                 return await work(link)
             finally:
