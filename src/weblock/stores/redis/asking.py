@@ -169,9 +169,8 @@ class Lookup:
         self._stale = stale
         self._known = False
         self._failures = Repeats()
-        self._guard = threading.Lock()
-        self._looking = 0
-        """The thread that has the guard."""
+        self._guard = threading.RLock()
+        self._looking = False
         self._asked_at = self._again_at = 0.0
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._doubted = True
@@ -191,39 +190,33 @@ class Lookup:
         """Make the next caller look again, unless a lookup has failed just now."""
         self._doubted = True
 
-    def refresh(self) -> None:
+    def refresh(self, *, anyway: bool = False) -> None:
         """Look again, unless another caller just has. Raises what ``look`` does."""
-        if self._looking == threading.get_ident() and self._guard.locked():
-            # A signal handler of this thread asks for something in the middle of it.
-            raise exceptions.ConnectionError("this very thread is looking for the servers")
-        self._alone(self._refreshed)
-
-    def _alone(self, work: Callable[[], None]) -> None:
-        """Do what one thread does at a time, and note which, so that it does not wait for itself."""
-        thread = threading.get_ident()
         with self._guard:
-            self._looking = thread  # Without a call before it, after which a handler could run.
+            if (
+                self._looking
+            ):  # A signal handler of this thread asks for something in the middle of it.
+                raise exceptions.ConnectionError("this very thread is looking for the servers")
+            self._looking = True  # Without a call before it, after which a handler could run.
             try:
-                work()
+                now = time.monotonic()
+                age, pauses = now - self._asked_at, now < self._again_at
+                if not anyway:
+                    if self._known and age < self._every and (pauses or not self._doubted):
+                        return  # Another caller has just looked.
+                    if self._failure and pauses and not (self._known and age < self._stale):
+                        raise self._failure
+                self._tried(now)
             finally:
-                self._looking = 0
+                self._looking = False
 
-    def _refreshed(self) -> None:
-        now = time.monotonic()
-        age, pauses = now - self._asked_at, now < self._again_at
-        if self._known and age < self._every and (pauses or not self._doubted):
-            return  # Another caller has just looked.
-        if self._failure and pauses and not (self._known and age < self._stale):
-            raise self._failure
-        self._tried()
-
-    def _tried(self) -> None:
-        now, helped = time.monotonic(), not self._doubted
+    def _tried(self, now: float) -> None:
+        helped = not self._doubted
         try:
             helped = self._look() or helped
             self._failure = None
             self._known, self._doubted = True, False
-        except (exceptions.RedisError, Unfit, OSError, RuntimeError) as error:
+        except (*FAILURES, RuntimeError) as error:
             self._failure = error
             if not self._known:
                 raise
@@ -235,7 +228,7 @@ class Lookup:
 
     def _look_in_background(self) -> bool:
         """Start a lookup in the background; return whether the caller need not look by itself."""
-        if self._guard.locked():
+        if self._looking:
             return True
         # Others need not begin the same.
         asked_at, self._asked_at = self._asked_at, time.monotonic()
@@ -251,7 +244,7 @@ class Lookup:
 
     def _look_quietly(self) -> None:
         try:
-            self._alone(self._tried)
+            self.refresh(anyway=True)
         except Exception:
             if times := self._failures.count():
                 logger.exception(

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from functools import cache
 from inspect import signature
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import redis
 import redis.asyncio
@@ -86,25 +86,26 @@ class Connections:
 
     def servers(self) -> list[Address]:
         """Return where the primaries are. Raises redis-py's errors, or ``Unfit``."""
-        if not self._nodes.ready():
-            self._nodes.refresh()
-        return self._nodes.masters()
+        return self._known_nodes().masters()
 
     def connection(self, address: Address) -> redis.Connection:
         """Return a connection that is not open yet, for a caller that closes it."""
-        made: redis.Connection = self._made(address, self._settings.connection)
-        return made
+        return cast("redis.Connection", self._made(address))
 
     def sentinel(self, address: Address) -> redis.Connection:
         """Return a connection to a Sentinel, like ``connection``."""
-        made: redis.Connection = self._made(address, self._settings.sentinel, of_sentinel=True)
-        return made
+        return cast("redis.Connection", self._made(address, of_sentinel=True))
 
     def close(self) -> None:
         self._receiver.close()
         for links in self._links:
             links.close()
         self._nodes.close()
+
+    def _known_nodes(self) -> Nodes:
+        if not self._nodes.ready():
+            self._nodes.refresh()
+        return self._nodes
 
     def _lent(self, address: Address) -> Lent | None:
         """Return a connection of the callers for the keeper, ahead of all of them, if they have one."""
@@ -132,16 +133,11 @@ class Connections:
         )
 
     def _subscriber(self) -> BlockingLink:
-        if not self._nodes.ready():
-            self._nodes.refresh()
-        address = self._nodes.listen_at()
+        address = self._known_nodes().listen_at()
         return connected(address, self.connection(address), timeout=LISTENED_IN)
 
     def _asyncio(self, address: Address) -> redis.asyncio.Connection:
-        made: redis.asyncio.Connection = self._made(
-            address, self._settings.connection, suspends=True
-        )
-        return made
+        return cast("redis.asyncio.Connection", self._made(address, suspends=True))
 
     def _try_out(self, connect: Callable[[Address], object]) -> None:
         """Raise ``ConfigurationError`` for settings of which redis-py makes no connection.
@@ -157,22 +153,13 @@ class Connections:
             ) from error
 
     def _made(
-        self,
-        address: Address,
-        given: Mapping[str, Any],
-        *,
-        suspends: bool = False,
-        of_sentinel: bool = False,
-    ) -> Any:
-        settings = self._settings
-        tls = settings.sentinel_tls if of_sentinel else settings.tls
-        kind = _CLASSES[not address.port, tls][suspends]
-        at = (
-            {"host": address.host, "port": address.port} if address.port else {"path": address.host}
-        )
+        self, address: Address, *, suspends: bool = False, of_sentinel: bool = False
+    ) -> object:
+        settings, (host, port) = self._settings, address
+        kind = _CLASSES[not port, settings.sentinel_tls if of_sentinel else settings.tls][suspends]
         return kind(
-            **at,
-            **given,
+            **({"host": host, "port": port} if port else {"path": host}),
+            **(settings.sentinel if of_sentinel else settings.connection),
             **quiet(kind),
             db=0 if of_sentinel else settings.db,
             socket_timeout=settings.timeout,
