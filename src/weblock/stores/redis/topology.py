@@ -181,7 +181,6 @@ class ClusterNodes(Nodes):
         self._layout = layout
         self._connect = connect
         self._on_change = on_change
-        self._seeds = list(settings.addresses)
         self._homes: Mapping[int, Address] = {}
         self._health: Health[Address] = Health(self._knock)
         self._hung = self._health.failures
@@ -242,27 +241,27 @@ class ClusterNodes(Nodes):
             pass  # Callers that need it will find out, and the others need not wait.
 
     def _look(self) -> bool:
-        seeds = sorted(self._seeds, key=lambda seed: seed in self._hung)
-        homes: dict[int, Address] = Poll(self._map_of).first(seeds, HEDGE)
-        masters = sorted(set(homes.values()))
+        before = self._homes
+        known = dict.fromkeys((*sorted(set(before.values())), *self._settings.addresses))
+        nodes = sorted(known, key=lambda node: node in self._hung)
+        homes: dict[int, Address] = Poll(self._map_of).first(nodes, HEDGE)
         poll = Poll(partial(self._begin, homes))
-        poll.ask(each for each in masters if each not in self._hung)
+        poll.ask(sorted(set(homes.values()) - self._hung.keys()))
         poll.wait(PATIENCE)
-        self._seeds = [*masters, *(s for s in self._settings.addresses if s not in masters)]
-        before, self._homes = self._homes, homes
+        self._homes = homes
         if before and before != homes:
             self._on_change()
         return before != homes
 
-    def _map_of(self, seed: Address) -> dict[int, Address]:
-        with opened(self._connect(seed)) as connection:
+    def _map_of(self, node: Address) -> dict[int, Address]:
+        with opened(self._connect(node)) as connection:
             ranges = asked(connection, "CLUSTER", "SLOTS")
         homes: dict[int, Address] = {}
         for first, last, master, *_replicas in ranges:
-            address = Address(master[0].decode() if master[0] else seed.host, master[1])
+            address = Address(master[0].decode() if master[0] else node.host, master[1])
             homes |= {b: address for b, slot in self._slots.items() if first <= slot <= last}
         if not homes:
-            raise Unfit(f"{seed} knows no masters of its cluster")
+            raise Unfit(f"{node} knows no masters of its cluster")
         return homes
 
     def _begin(self, homes: Mapping[int, Address], master: Address) -> None:
