@@ -122,7 +122,7 @@ class SentinelNodes(Nodes):
         poll = Poll(self._master_named_by)
         poll.ask(each for each in sentinels if each not in self._asking)
         poll.wait(GRACE if before else None, enough=lambda: bool(poll.answers))
-        # Who has just heard of a failover may answer last. A silent minority is not waited for.
+        # A Sentinel that has just heard of a failover may answer last. A silent minority is not waited for.
         poll.wait(GRACE, enough=lambda: len(poll.answers) > len(sentinels) / 2)
         if self._master is None:
             if poll.answers:

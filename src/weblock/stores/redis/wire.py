@@ -90,7 +90,7 @@ class Errors(DefaultParser):  # type: ignore[valid-type,misc]  # It is one of tw
 class Link:
     """A connection to one server, used by one caller at a time or by many at once.
 
-    The server answers commands in their order. Whoever asks gets the replies, of which an error reply is
+    The server answers commands in their order. A caller gets the replies, of which an error reply is
     an exception, or redis-py's ``ConnectionError`` or ``TimeoutError``. Then the link is of no more use.
     """
 
