@@ -38,22 +38,7 @@ from ...events import (
 
 WAITS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 HOLDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
-ANSWERS: Final = (
-    0.0001,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    5,
-)
+ANSWERS: Final = (1e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 """The upper bounds of the histograms' buckets, in seconds."""
 
 REASONS: Final = ("expired", "taken", "max_hold", "closed")
@@ -128,7 +113,7 @@ class Metrics:
             Acquired: self._acquired,
             Answered: self._answered,
             AtRisk: lambda event: self._at_risk.add(1, attributes_of(event)),
-            Available: lambda event: self._note_engine(event, up=1),
+            Available: lambda event: self._engines.update({event.engine: 1}),
             FailedOpen: lambda event: self._failed_open.add(1, attributes_of(event)),
             Forced: lambda event: self._forced.add(1, attributes_of(event)),
             Forgotten: lambda event: self._ended(event, "forgotten"),
@@ -137,7 +122,7 @@ class Metrics:
             Lost: self._was_lost,
             Refused: lambda event: self._not_acquired(event, "refused"),
             Released: lambda event: self._ended(event, "released"),
-            TakenOver: self._taken_over,
+            TakenOver: lambda event: self._holds(event, attributes_of(event)),
             TimedOut: lambda event: self._not_acquired(event, "timed_out"),
             Unavailable: self._unavailable,
             Waiting: self._came,
@@ -154,10 +139,13 @@ class Metrics:
         self._waiters.add(1, attributes)
 
     def _acquired(self, event: Acquired) -> None:
-        self._note_engine(event, up=1)
         attributes = attributes_of(event)
         if tuple(attributes.values()) not in self._seen:
-            self._begin(attributes)
+            # What should never happen is counted from 0, because an increase from nothing to 1 is none.
+            self._seen.add(tuple(attributes.values()))
+            self._failed_open.add(0, attributes)
+            for reason in REASONS:
+                self._lost.add(0, {**attributes, "weblock.reason": reason})
         if event.handed_over:
             self._left(attributes)
         self._holds(event, attributes)
@@ -165,20 +153,10 @@ class Metrics:
         self._acquisitions.add(1, outcome)
         self._wait.record(event.waited, outcome)
 
-    def _taken_over(self, event: TakenOver) -> None:
-        self._note_engine(event, up=1)
-        self._holds(event, attributes_of(event))
-
     def _holds(self, event: Acquired | TakenOver, attributes: Attributes) -> None:
-        self._present.come(_lease(event))
+        self._engines[event.engine] = 1
+        self._present.come(lease_of(event))
         self._held.add(1, attributes)
-
-    def _begin(self, attributes: Attributes) -> None:
-        """Count what should never happen from 0, because an increase from nothing to 1 is none."""
-        self._seen.add(tuple(attributes.values()))
-        self._failed_open.add(0, attributes)
-        for reason in REASONS:
-            self._lost.add(0, {**attributes, "weblock.reason": reason})
 
     def _not_acquired(self, event: TimedOut | Refused | GaveUp | Unavailable, outcome: str) -> None:
         attributes = attributes_of(event)
@@ -194,7 +172,7 @@ class Metrics:
 
     def _unavailable(self, event: Unavailable) -> None:
         if not event.recovering:
-            self._note_engine(event, up=0)
+            self._engines[event.engine] = 0
         if event.operation == "acquire":
             self._not_acquired(event, "recovering" if event.recovering else "unavailable")
 
@@ -204,7 +182,7 @@ class Metrics:
 
     def _ended(self, event: Released | HandedOver | Lost | Forgotten, outcome: str) -> None:
         attributes = attributes_of(event)
-        if self._present.go(_lease(event)):
+        if self._present.go(lease_of(event)):
             self._held.add(-1, attributes)
         self._hold.record(event.held_for, {**attributes, "weblock.outcome": outcome})
 
@@ -215,9 +193,6 @@ class Metrics:
             "weblock.outcome": "failed" if event.failed else "answered",
         }
         self._answer.record(event.duration, attributes)
-
-    def _note_engine(self, event: Event, *, up: int) -> None:
-        self._engines[event.engine] = up
 
     def _observe_engines(self, _options: CallbackOptions) -> Iterable[Observation]:
         for engine, up in tuple(self._engines.items()):
@@ -265,5 +240,6 @@ def attributes_of(event: KeyEvent | Unavailable) -> Attributes:
     }
 
 
-def _lease(event: LeaseEvent) -> tuple[object, ...]:
+def lease_of(event: LeaseEvent) -> tuple[object, ...]:
+    """Return what identifies the lease that an event is about."""
     return event.engine, event.namespace, event.key, event.fence

@@ -19,7 +19,6 @@ from ...events import (
     GaveUp,
     HandedOver,
     KeyEvent,
-    LeaseEvent,
     Lost,
     Refused,
     Released,
@@ -28,6 +27,7 @@ from ...events import (
     Unavailable,
     Waiting,
 )
+from .metrics import lease_of
 
 _TRACE: Final = re.compile(r"\btraceparent=00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})\b")
 
@@ -62,9 +62,9 @@ class Traces:
             case Acquired() | TakenOver():
                 self._acquired(event)
             case Released() | HandedOver() | Lost() | Forgotten():
-                self._add_event(self._spans.pop(_lease(event), None), event)
+                self._add_event(self._spans.pop(lease_of(event), None), event)
             case AtRisk():
-                self._add_event(self._spans.get(_lease(event)), event)
+                self._add_event(self._spans.get(lease_of(event)), event)
             case Waiting():
                 _waits_for.set(event.holder)
             case TimedOut():
@@ -84,7 +84,7 @@ class Traces:
             self._wait(event, event.waited, _waits_for.get(), None)
         if span.is_recording():
             self._add_event(span, event)
-            self._spans[_lease(event)] = span
+            self._spans[lease_of(event)] = span
 
     def _wait(
         self, event: KeyEvent | Unavailable, waited: float, holder: str | None, failure: str | None
@@ -124,7 +124,3 @@ def _links(holder: str | None) -> list[Link]:
     trace_id, span_id, flags = (int(part, 16) for part in found.groups())
     context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
     return [Link(context, {"weblock.link": "holder"})] if context.is_valid else []
-
-
-def _lease(event: LeaseEvent) -> tuple[object, ...]:
-    return event.engine, event.namespace, event.key, event.fence
