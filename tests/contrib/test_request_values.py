@@ -4,7 +4,7 @@ import pytest
 from pydantic import SecretBytes, SecretStr
 
 from weblock import ConfigurationError, InvalidKey
-from weblock.contrib.kit.values import request_values
+from weblock.contrib.kit.spec import request_values
 from weblock.keys import KeyTemplate
 
 HEADERS = {"x-tenant": ["acme"], "x-twice": ["1", "2"], "x-empty": [""]}

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from weblock import AsyncLocks, Key, Locks, _face
-from weblock.contrib.kit.values import keys_made_by
+from weblock.contrib.kit.spec import keys_made_by
 
 numbers = itertools.count()
 

@@ -4,8 +4,7 @@ Frameworks' adapters acquire through it, from inside (``request_locks``); it rel
 ``LockMiddleware`` acquires by itself, what its rules say.
 """
 
-from ..kit.problems import Problem, Rewrite, problem_of
-from ..kit.rules import Rule, RuleSet
+from ..kit import Problem, Rewrite, Rule, RuleSet, problem_of
 from .answers import ProblemResponse
 from .layer import RequestLayer
 from .middleware import LockMiddleware

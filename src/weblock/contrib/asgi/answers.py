@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..kit.problems import Problem
+from ..kit import Problem
 from .protocol import Message, Receive, Scope, Send
 
 TRY_AGAIN_LATER: Final = 1013

@@ -9,9 +9,7 @@ from functools import partial
 from typing import Final
 
 from ..._platform.logs import logger
-from ..kit import output
-from ..kit.output import Output
-from ..kit.problems import ClientGone
+from ..kit import ClientGone, Output, output
 from .protocol import Message, Receive, Send
 
 AHEAD: Final = 64 * 1024

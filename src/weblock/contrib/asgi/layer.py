@@ -22,9 +22,7 @@ from ..._runtime.clock import part_of
 from ...aio import AsyncLocks
 from ...errors import LeaseLost
 from ...sync import Locks
-from ..kit.book import going_on, to_its_end, watch_sessions
-from ..kit.problems import ClientGone, answers, problem_of
-from ..kit.settings import refuse_url
+from ..kit import ClientGone, answers, going_on, problem_of, refuse_url, to_its_end, watch_sessions
 from .answers import ProblemResponse, close_with
 from .client import Inbox, Outbox
 from .protocol import App, Message, Receive, Scope, Send

@@ -9,9 +9,7 @@ from typing import Unpack
 from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
 from ...errors import StrangePath
-from ..kit import RuleMiddleware, Rules
-from ..kit.problems import Rewrite, answers
-from ..kit.rules import Match
+from ..kit import Match, Rewrite, RuleMiddleware, Rules, answers
 from .answers import ProblemResponse
 from .layer import RequestLayer, opened
 from .protocol import App, Receive, Scope, Send

@@ -17,7 +17,7 @@ from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
-from ..kit.book import RequestLeases, current_book
+from ..kit import RequestLeases, current_book
 from .client import LOOK_AFTER, Inbox, Outbox
 from .protocol import Scope
 

@@ -14,9 +14,7 @@ from ..._options import LocksOptions, Options
 from ..._platform.forks import Mutex, enter_child, getpid, process
 from ...errors import ConfigurationError
 from ...sync import Locks
-from ..kit import Asked, Locked
-from ..kit.settings import Wanted, configured, opened, refuse_other_application
-from ..kit.spec import name_of
+from ..kit import Asked, Locked, Wanted, configured, name_of, opened, refuse_other_application
 from .internals import registry_of
 from .task import LockedTask, installed, locks_for, spec_of
 

@@ -25,9 +25,7 @@ from ..._runtime.clock import part_of
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import CheckedKey, KeyTemplate
 from ...sync import Lease, Locks
-from ..kit import LockSpec
-from ..kit.book import LONGEST_LABEL, RequestLeases, current_book
-from ..kit.values import KeyFunction, wanted_by
+from ..kit import LONGEST_LABEL, KeyFunction, LockSpec, RequestLeases, current_book, wanted_by
 
 OnBusy = Literal["wait", "skip", "retry"]
 LockOption = str | KeyFunction | Sequence[str | KeyFunction] | None

@@ -18,7 +18,7 @@ from django.template.loader import select_template
 from django.utils.cache import patch_vary_headers
 
 from ...errors import LockTimeout, WeblockError
-from ..kit.problems import Problem, Rewrite, problem_of
+from ..kit import Problem, Rewrite, problem_of
 from . import settings
 from .internals import has_ninja_handler
 from .view_lock import DEFAULT, Call, ViewLock

@@ -42,6 +42,7 @@ from ..._platform.logs import logger
 from ...errors import ConfigurationError, LeaseLost
 from ...events import Acquired, Event
 from ...keys import unqualified
+from ..kit import ENDED_HERE
 from ..kit.guarding import (
     TABLE,
     Kind,
@@ -55,7 +56,6 @@ from ..kit.guarding import (
     refuse_commit,
     trouble_of,
 )
-from ..kit.output import ENDED_HERE
 from .internals import is_of_test_case
 
 if TYPE_CHECKING:

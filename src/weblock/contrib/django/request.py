@@ -38,7 +38,7 @@ from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
 from ..asgi.request import SCOPE_KEY, AsyncRequestLocks
-from ..kit.book import RequestLeases, going_on, to_its_end
+from ..kit import RequestLeases, going_on, to_its_end
 from ..kit.guarding import GuardKind
 from ..wsgi.request import ENVIRON_KEY
 from .answers import answer

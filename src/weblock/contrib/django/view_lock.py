@@ -24,9 +24,7 @@ from django.utils import translation
 from ..._options import HoldOptions
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import CheckedKey, KeyTemplate
-from ..kit import LockSpec
-from ..kit.rules import methods_of
-from ..kit.values import request_values
+from ..kit import LockSpec, methods_of, request_values
 
 DEFAULT: Final = "default"
 """The alias of locks that name none."""

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate, Source
-from ..kit.values import sent_value
+from ..kit import sent_value
 from .endpoint import interruptible
 
 

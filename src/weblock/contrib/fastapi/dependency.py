@@ -21,8 +21,7 @@ from ...errors import ConfigurationError
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks
 from ..asgi.protocol import Scope
 from ..asgi.request import SCOPE_KEY
-from ..kit import LockSpec
-from ..kit.values import KeyFunction
+from ..kit import KeyFunction, LockSpec
 from .declared import Known, values_for
 
 OnLost = Literal["cancel", "continue"]

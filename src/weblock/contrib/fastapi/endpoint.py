@@ -13,7 +13,7 @@ import inspect
 from typing import Any
 
 from ..asgi import AsyncRequestLocks
-from ..kit.book import current_book
+from ..kit import current_book
 
 
 def interruptible(endpoint: Any) -> Any:

@@ -7,9 +7,8 @@ from weakref import WeakSet
 
 from fastapi import Depends, params
 
-from ..kit import name_of
+from ..kit import name_of, shown
 from ..kit.guarding import DATABASE_GUARD, LOCK_WAIT, refuse_guard
-from ..kit.settings import shown
 from .dependency import LockDependency
 
 guarding: Final[WeakSet[Callable[..., Any]]] = WeakSet()

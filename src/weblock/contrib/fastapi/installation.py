@@ -23,8 +23,7 @@ from ...errors import (
 from ..asgi import ProblemResponse, RequestLayer
 from ..asgi.layer import opened, seconds_or_none
 from ..asgi.protocol import App, Receive, Scope, Send
-from ..kit.problems import Problem, Rewrite, checked, problem_of
-from ..kit.settings import shown
+from ..kit import Problem, Rewrite, checked, problem_of, shown
 from .routes import check_keys, document, document_mounted
 
 ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey)

@@ -28,9 +28,8 @@ from ...errors import (
     WeblockError,
 )
 from ..asgi import RequestLayer
-from ..kit import Asked, Locked, name_of
+from ..kit import Asked, Locked, Problem, name_of
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD
-from ..kit.problems import Problem
 from .declared import wanted_of
 from .dependency import LockDependency
 from .guarding import guarding

@@ -10,7 +10,7 @@ from flask import Flask, has_app_context, has_request_context, request
 
 from ...errors import ConfigurationError
 from ...sync import Lease
-from ..kit.book import watch_sessions
+from ..kit import watch_sessions
 from ..kit.guarding import DATABASE_GUARD, GuardKind
 from ..wsgi.request import ENVIRON_KEY, RequestLocks
 

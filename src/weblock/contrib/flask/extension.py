@@ -14,11 +14,18 @@ from ..._platform.forks import enter_child, getpid, process
 from ...errors import ConfigurationError, WeblockError
 from ...keys import in_order
 from ...sync import Lease, Locks
-from ..kit import Asked, Locked, LockSpec, name_of
+from ..kit import (
+    Asked,
+    KeyFunction,
+    Locked,
+    LockSpec,
+    answers,
+    configured,
+    name_of,
+    opened,
+    refuse_other_application,
+)
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, LOCK_WAIT, GuardKind, refuse_guard
-from ..kit.problems import answers
-from ..kit.settings import configured, opened, refuse_other_application
-from ..kit.values import KeyFunction
 from ..wsgi import ClientGone, RequestLayer, Rewrite
 from ..wsgi.layer import Answer, respond_with
 from .commands import commands

@@ -14,8 +14,7 @@ from ..._platform.forks import Mutex
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate
 from ...sync import Lease, Locks
-from ..kit import LockSpec
-from ..kit.values import request_values, wanted_by
+from ..kit import LockSpec, request_values, wanted_by
 from ..wsgi import request_locks
 from ..wsgi.request import headers_of, query_of
 from .database import Database

@@ -1,31 +1,80 @@
 """What every adapter is made of.
 
-- ``spec``: what to lock. A decorator, a dependency, a rule and a task each make a ``LockSpec``.
-- ``book``: the leases of one request, which are released when its work is done.
-- ``values``: what a key template is filled in from, and which functions make keys.
-- ``rules`` and ``middleware``: locks by URL.
-- ``listing``: what an application locks, for ``weblock check``.
-- ``guarding``: how a database refuses the COMMIT of a stale holder.
-- ``problems``: the errors of weblock over HTTP.
-- ``settings``: where an application's locks come from.
+An adapter says in its framework's words *what* to lock, and *when* a request begins and ends:
+
+1. A decorator, a dependency, a rule and a task each make a ``LockSpec`` of what its user has written, where it
+   is written. For a request, ``made_of`` makes the keys: of ``request_values``, and of key functions.
+2. Each request has a book, ``RequestLeases``. ``take`` acquires keys, ``in_turn`` orders the keys of several
+   specs, and ``release`` releases all of them after the request's work was committed. ``to_its_end`` runs a
+   request of an event loop so that what cancels it does not cancel what it does inside its lock.
+3. ``Output`` says when the response may be sent, and ``problem_of`` which response an error gets.
+4. ``configured`` and ``opened`` make the locks of an application from its code and its configuration.
+5. ``RuleMiddleware`` and ``Rule`` lock by URL. ``Locked`` is what ``weblock check`` prints of a lock.
+
+``guarding`` is how a database refuses the COMMIT of a stale holder.
 """
 
+from .book import (
+    LONGEST_LABEL,
+    RequestLeases,
+    current_book,
+    going_on,
+    to_its_end,
+    watch_sessions,
+)
 from .guarding import FenceLocked, StaleFence
 from .listing import Asked, Locked
 from .middleware import RuleMiddleware, Rules
-from .problems import Problem, Rewrite, problem_of
-from .spec import LockSpec, name_of
+from .output import ENDED_HERE, Output
+from .problems import ClientGone, Problem, Rewrite, answers, checked, problem_of
+from .rules import Match, Rule, RuleSet, methods_of
+from .settings import Wanted, configured, opened, refuse_other_application, refuse_url, shown
+from .spec import (
+    Headers,
+    KeyFunction,
+    LockSpec,
+    name_of,
+    request_values,
+    sent_value,
+    wanted_by,
+)
 
 __all__ = [
+    "ENDED_HERE",
+    "LONGEST_LABEL",
     "Asked",
+    "ClientGone",
     "FenceLocked",
+    "Headers",
+    "KeyFunction",
     "LockSpec",
     "Locked",
+    "Match",
+    "Output",
     "Problem",
+    "RequestLeases",
     "Rewrite",
+    "Rule",
     "RuleMiddleware",
+    "RuleSet",
     "Rules",
     "StaleFence",
+    "Wanted",
+    "answers",
+    "checked",
+    "configured",
+    "current_book",
+    "going_on",
+    "methods_of",
     "name_of",
+    "opened",
     "problem_of",
+    "refuse_other_application",
+    "refuse_url",
+    "request_values",
+    "sent_value",
+    "shown",
+    "to_its_end",
+    "wanted_by",
+    "watch_sessions",
 ]

@@ -16,8 +16,7 @@ from ..._face import Face
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate
 from .guarding import LEASE_GUARD
-from .spec import name_of
-from .values import KeyFunction
+from .spec import KeyFunction, name_of
 
 
 class Asked(NamedTuple):

@@ -23,8 +23,7 @@ from ...errors import (
 )
 from ..asgi import ProblemResponse, RequestLayer
 from ..asgi.layer import opened
-from ..kit import Asked, Locked, Problem, Rewrite, problem_of
-from ..kit.problems import ClientGone, answers
+from ..kit import Asked, ClientGone, Locked, Problem, Rewrite, answers, problem_of
 from .locks import locks_of
 
 ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey, ClientGone)

@@ -16,8 +16,7 @@ from ...errors import ConfigurationError, WeblockError
 from ...keys import CheckedKey, KeyTemplate
 from ..asgi import RequestLease, request_locks
 from ..asgi.answers import TRY_AGAIN_LATER
-from ..kit import LockSpec, name_of, problem_of
-from ..kit.values import KeyFunction, request_values
+from ..kit import KeyFunction, LockSpec, name_of, problem_of, request_values
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from wsgiref.types import WSGIEnvironment
 
 from ..._platform.greenlets import patched_by
-from ..kit.problems import ClientGone
+from ..kit import ClientGone
 
 SOCKETS: Final = ("gunicorn.socket", "werkzeug.socket")
 """Where servers put the connection."""

@@ -18,8 +18,7 @@ from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
 from ...errors import LeaseLost
 from ...sync import Locks
-from ..kit.book import going_on, watch_sessions
-from ..kit.problems import Problem, answers
+from ..kit import Problem, answers, going_on, watch_sessions
 from .outbox import Outbox
 from .request import ENVIRON_KEY, RequestLocks
 

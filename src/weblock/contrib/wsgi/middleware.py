@@ -10,10 +10,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from ..._options import LocksOptions
 from ...errors import StrangePath
 from ...sync import Locks
-from ..kit import RuleMiddleware, Rules
-from ..kit.problems import Rewrite, answers
-from ..kit.rules import Match, RuleSet
-from ..kit.settings import opened
+from ..kit import Match, Rewrite, RuleMiddleware, Rules, RuleSet, answers, opened
 from .layer import RequestLayer, respond_with
 from .request import ENVIRON_KEY, RequestLocks, headers_of, query_of, text_of
 

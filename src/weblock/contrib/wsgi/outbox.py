@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from wsgiref.types import StartResponse
 
-from ..kit.output import Output
+from ..kit import Output
 from .request import RequestLocks
 
 Headers = list[tuple[str, str]]

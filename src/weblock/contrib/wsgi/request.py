@@ -16,8 +16,7 @@ from ..._runtime.blocking import drive
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease, Locks
-from ..kit.book import RequestLeases, current_book
-from ..kit.values import Headers
+from ..kit import Headers, RequestLeases, current_book
 from .clients import watch
 
 ENVIRON_KEY: Final = "weblock.request"

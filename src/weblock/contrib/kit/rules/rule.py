@@ -11,8 +11,7 @@ from typing import Any, Final, Unpack
 from ...._options import HoldOptions
 from ....errors import ConfigurationError
 from ....keys import CheckedKey, in_order
-from ..spec import LockSpec
-from ..values import Headers, request_values
+from ..spec import Headers, LockSpec, request_values
 from .paths import Path, path_of
 
 WEBSOCKET: Final = "WEBSOCKET"
