@@ -61,9 +61,9 @@ class Driver(Base):
             "names": "name:{0}",
             "pairs": ["item:{0}", "item:{1}"],
         }
-        self._tasks = {
-            name: app.task(name=name, lock=key, shared=False)(work) for name, key in keys.items()
-        }
+        for name, key in keys.items():
+            app.task(name=name, lock=key, shared=False)(work)
+        app.finalize()  # As a worker does: tasks that several threads finalize at once are not ready.
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,7 +71,7 @@ class Driver(Base):
 
     def send(self, path: str, *, reading: bool = True) -> Call:
         name, *arguments = path.strip("/").split("/")
-        return TaskCall(self._tasks[name], arguments)
+        return TaskCall(self._app.tasks[name], arguments)
 
 
 class TaskCall(Call):
