@@ -85,6 +85,26 @@ def test_an_observer_that_raises_is_logged_and_called_again(
     assert len(failures) == 2
 
 
+@pytest.mark.parametrize("immediate", [False, True])
+def test_a_condition_that_raises_changes_nothing(
+    url: str, caplog: pytest.LogCaptureFixture, immediate: bool
+) -> None:
+    """Nothing is passed on where ``when`` fails, an observer whose ``asleep`` fails is awake, and locks work."""
+
+    def fails(*_event: Event) -> bool:
+        raise ZeroDivisionError
+
+    heard: list[Event] = []
+    observers = [
+        Observer(heard.append, when=fails, immediate=immediate),
+        Observer(heard.append, only=[Acquired], asleep=fails, immediate=immediate),
+    ]
+    with Locks.from_url(url, observers=observers) as locks, locks.hold("key"):
+        pass
+    assert [type(event) for event in heard] == [Acquired]
+    assert caplog.text.count("an observer failed") == 2
+
+
 def test_events_beyond_what_a_slow_observer_may_leave_are_dropped(
     url: str,
     stuck: Callable[[Event], None],

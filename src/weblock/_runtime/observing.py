@@ -76,7 +76,8 @@ class Observer:
         asleep: While it returns true, the observer gets no events and costs almost nothing. It is
             called ten times a second at most.
 
-    An exception of an observer is logged and changes nothing.
+    An exception of any of these functions is logged and changes nothing: an event about which ``when`` fails is
+    not passed on, and an observer whose ``asleep`` fails is awake.
 
     Raises:
         ConfigurationError: It cannot be called, is an async function, or names an unknown kind of
@@ -85,6 +86,7 @@ class Observer:
 
     __slots__ = (
         "__weakref__",
+        "_asleep",
         "_call",
         "_failures",
         "_queue",
@@ -108,28 +110,39 @@ class Observer:
         self.only = frozenset(_kinds(only))
         self.immediate = immediate
         self._when = when
-        self.asleep = asleep
+        self._asleep = asleep
+        self.asleep = None if asleep is None else self._sleeps
         self._failures = Seldom(60.0)
         self._queue = None if immediate else CallQueue("weblock-observer", most=MOST_UNTOLD)
         self.listener: Listener = self._tell if immediate else self._tell_later
 
+    def _sleeps(self) -> bool:
+        assert self._asleep is not None
+        return self._done(self._asleep)
+
     def _tell(self, event: Event) -> None:
-        try:
-            self._call(event)
-        except Exception:
-            if self._failures.due():
-                logger.exception("an observer failed: %.200r", self._call)
+        if self._done(self._when, event):
+            self._done(self._call, event)
 
     def _tell_later(self, event: Event) -> None:
-        if not self._queue or not self._when(event):
+        if not self._queue or not self._done(self._when, event):
             return
-        if not self._queue.call(partial(self._tell, event)) and _too_slow.due():
+        if not self._queue.call(partial(self._done, self._call, event)) and _too_slow.due():
             logger.warning(
                 "the observer %.200r is too slow: more than %d events wait for it, and further ones"
                 " are dropped",
                 self._call,
                 MOST_UNTOLD,
             )
+
+    def _done(self, work: Callable[..., object], *event: Event) -> bool:
+        """Call a function of the application, and return whether it returned something true."""
+        try:
+            return bool(work(*event))
+        except Exception:
+            if self._failures.due():
+                logger.exception("an observer failed: %.200r", work)
+            return False
 
     def flush(self, timeout: float) -> None:
         """Wait until it has received all events so far, at most ``timeout`` seconds."""
