@@ -11,18 +11,17 @@ the application, the release, ``Outbox`` (what the client is sent).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from ..._adapting import rest
-from ..._options import Duration, LocksOptions, seconds
+from ..._options import Duration, seconds
 from ..._platform.logs import logger
 from ..._platform.loops import beside_loop
 from ..._runtime.clock import part_of
 from ...aio import AsyncLocks
 from ...errors import LeaseLost
-from ...sync import Locks
-from ..kit import ClientGone, answers, going_on, problem_of, refuse_url, to_its_end, watch_sessions
+from ..kit import ClientGone, answers, going_on, problem_of, to_its_end, watch_sessions
 from .answers import ProblemResponse, close_with
 from .client import Inbox, Outbox
 from .protocol import App, Message, Receive, Scope, Send
@@ -219,28 +218,6 @@ class _Exchange:
 
 def _known(error: BaseException) -> BaseException | None:
     return error if problem_of(error) else None
-
-
-def opened(
-    locks: AsyncLocks | str | Sequence[str] | None, options: LocksOptions
-) -> tuple[AsyncLocks, bool]:
-    """Return the locks of an application, and whether they were made here, so that it owns them."""
-    refuse_url(options)
-    if isinstance(locks, AsyncLocks):
-        if options:
-            raise TypeError(f"give {', '.join(options)} to the AsyncLocks instead")
-        return locks, False
-    if isinstance(locks, Locks):
-        raise TypeError(
-            "a Locks blocks the thread that waits, and an ASGI application awaits its locks: give"
-            " AsyncLocks.from_url(...), or the engine's URL"
-        )
-    if not isinstance(locks, str | Sequence | None):
-        raise TypeError(
-            f"a {type(locks).__module__}.{type(locks).__qualname__} is neither an AsyncLocks nor the"
-            ' URL of an engine: give "redis://...", or AsyncLocks.from_client(client) for a ready client'
-        )
-    return AsyncLocks.from_url(locks, **options), True
 
 
 def seconds_or_none(hold_back: Duration | None) -> float | None:

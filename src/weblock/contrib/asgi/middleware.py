@@ -9,9 +9,9 @@ from typing import Unpack
 from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
 from ...errors import StrangePath
-from ..kit import Match, Rewrite, RuleMiddleware, Rules, answers
+from ..kit import Match, Rewrite, RuleMiddleware, Rules, answers, opened
 from .answers import ProblemResponse
-from .layer import RequestLayer, opened
+from .layer import RequestLayer
 from .protocol import App, Receive, Scope, Send
 from .request import SCOPE_KEY, AsyncRequestLocks
 
@@ -55,7 +55,7 @@ class LockMiddleware(RuleMiddleware[App]):
         rewrite: Rewrite | None = None,
         **options: Unpack[LocksOptions],
     ) -> None:
-        locks, owned = opened(locks, options)
+        locks, owned = opened(AsyncLocks, locks, options)
         own = getattr(app, "root_path", None) if root_path is None else root_path
         super().__init__(app, locks, rules, own or "")
         answer = answers(ProblemResponse, rewrite)

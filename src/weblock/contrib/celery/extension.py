@@ -83,7 +83,7 @@ class WebLock:
                 enter_child()
             with self._opening.lock:
                 if self._opened is None:
-                    self._opened = opened(*self._configured())
+                    self._opened, _ = opened(Locks, *self._configured())
         return self._opened
 
     def _configured(self, **_signal: object) -> tuple[Wanted, LocksOptions]:

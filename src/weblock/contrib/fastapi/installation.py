@@ -21,9 +21,9 @@ from ...errors import (
     WeblockError,
 )
 from ..asgi import ProblemResponse, RequestLayer
-from ..asgi.layer import opened, seconds_or_none
+from ..asgi.layer import seconds_or_none
 from ..asgi.protocol import App, Receive, Scope, Send
-from ..kit import Problem, Rewrite, checked, problem_of, shown
+from ..kit import Problem, Rewrite, checked, opened, problem_of, shown
 from .routes import check_keys, document, document_mounted
 
 ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey)
@@ -70,7 +70,7 @@ def install(
     if RequestLayer in layers:
         raise ConfigurationError("weblock is installed in this application already: install once")
     seconds_or_none(hold_back)  # Starlette makes the layer later; what cannot work is refused now.
-    locks, owned = opened(locks, options)
+    locks, owned = opened(AsyncLocks, locks, options)
     answers = _Answers(app, rewrite)
     document(app, answers.problem_of)
     app.add_middleware(

@@ -101,7 +101,8 @@ class WebLock:
         refuse_guard(guard, {})
         wait = seconds("WEBLOCK_GUARD_WAIT", settings.get("guard_wait", LOCK_WAIT), least=0.001)
         answer = _answers(app, settings.get("rewrite", rewrite))
-        locks, database = opened(locks, options), Database(app, guard, wait)
+        locks, _ = opened(Locks, locks, options)
+        database = Database(app, guard, wait)
         found = Installed(app, locks, database, settings, self._views)
         app.extensions[NAME] = found
         app.before_request(partial(_begin, found))

@@ -28,7 +28,7 @@ from .middleware import RuleMiddleware, Rules
 from .output import ENDED_HERE, Output
 from .problems import ClientGone, Problem, Rewrite, answers, checked, problem_of
 from .rules import Match, Rule, RuleSet, methods_of
-from .settings import Wanted, configured, opened, refuse_other_application, refuse_url, shown
+from .settings import Wanted, configured, opened, refuse_other_application, shown
 from .spec import (
     Headers,
     KeyFunction,
@@ -70,7 +70,6 @@ __all__ = [
     "opened",
     "problem_of",
     "refuse_other_application",
-    "refuse_url",
     "request_values",
     "sent_value",
     "shown",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
+from ..._face import Face
 from ..._options import LocksOptions
 from ...aio import AsyncLocks
 from ...errors import ConfigurationError
 from ...stores import url as urls
 from ...sync import Locks
+
+F = TypeVar("F", bound=Face)
 
 Wanted = Locks | str | Sequence[str] | None
 """Locks that are open already, or the engine that is to be opened."""
@@ -47,31 +50,41 @@ def configured(
     return locks, cast("LocksOptions", {**options, **of_config})
 
 
-def refuse_url(options: LocksOptions) -> None:
-    """Raise ``TypeError`` for ``url=``, which ``from_url`` has and no adapter."""
+def opened(kind: type[F], locks: object, options: LocksOptions) -> tuple[F, bool]:
+    """Return the locks of an application, and whether they were made here, so that it owns them.
+
+    ``kind`` is the API that the application needs. Raises ``TypeError`` for other locks than its, and
+    for options of locks that are open already.
+    """
+    name = kind.__name__
     if "url" in options:
         raise TypeError(
             "there is no option 'url': the engine's URL comes second, without a name, as in"
             ' (app, "redis://...")'
         )
-
-
-def opened(locks: Wanted, options: LocksOptions) -> Locks:
-    """Return the locks of an application, which are made here if only their engine is named."""
-    refuse_url(options)
-    if isinstance(locks, Locks):
+    if isinstance(locks, kind):
         if options:
             raise TypeError(
                 f"{', '.join(options)}: these are options of the locks, which are open already. Give"
-                " them to Locks.from_url(...) instead"
+                f" them to {name}.from_url(...) instead"
             )
-        return locks
+        return locks, False
     if isinstance(locks, AsyncLocks):
         raise TypeError(
             "an AsyncLocks is awaited, and this application waits in its threads: give"
             " Locks.from_url(...), or the engine's URL"
         )
-    return Locks.from_url(locks, **options)
+    if isinstance(locks, Locks):
+        raise TypeError(
+            "a Locks blocks the thread that waits, and an ASGI application awaits its locks: give"
+            " AsyncLocks.from_url(...), or the engine's URL"
+        )
+    if not isinstance(locks, str | Sequence | None):
+        raise TypeError(
+            f"a {type(locks).__module__}.{type(locks).__qualname__} is neither {name} nor the URL of an"
+            f' engine: give "redis://...", or {name}.from_client(client) for a ready client'
+        )
+    return kind.from_url(locks, **options), True
 
 
 def refuse_other_application(app: object, kind: type) -> None:

@@ -22,8 +22,7 @@ from ...errors import (
     WeblockError,
 )
 from ..asgi import ProblemResponse, RequestLayer
-from ..asgi.layer import opened
-from ..kit import Asked, ClientGone, Locked, Problem, Rewrite, answers, problem_of
+from ..kit import Asked, ClientGone, Locked, Problem, Rewrite, answers, opened, problem_of
 from .locks import locks_of
 
 ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey, ClientGone)
@@ -56,7 +55,7 @@ class LockedLitestar(Litestar):
         rewrite: Rewrite | None = None,
         **given: Any,
     ) -> None:
-        self.locks, owned = opened(locks, {})
+        self.locks, owned = opened(AsyncLocks, locks, {})
         answer = answers(_response, rewrite)
         handlers = dict(given.pop("exception_handlers", None) or {})
         classes = (each for each in handlers if isinstance(each, type))

@@ -49,7 +49,7 @@ class LockMiddleware(RuleMiddleware[WSGIApplication]):
         rewrite: Rewrite | None = None,
         **options: Unpack[LocksOptions],
     ) -> None:
-        locks = opened(locks, options)
+        locks, _ = opened(Locks, locks, options)
         super().__init__(app, locks, rules, root_path)
         answer = answers(respond_with, rewrite)
         self._layer = RequestLayer(app, locks, of_rules=True, answer=answer)
