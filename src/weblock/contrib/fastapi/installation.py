@@ -24,7 +24,8 @@ from ..asgi import ProblemResponse, RequestLayer
 from ..asgi.layer import seconds_or_none
 from ..asgi.protocol import App, Receive, Scope, Send
 from ..kit import Problem, Rewrite, checked, opened, problem_of, shown
-from .routes import check_keys, document, document_mounted
+from .openapi import document, document_mounted
+from .routes import check_keys
 
 ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey)
 

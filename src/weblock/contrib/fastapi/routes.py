@@ -1,16 +1,10 @@
-"""Which routes lock, and what, as far as it is known before a request comes.
-
-The application checks their keys when it starts, and its OpenAPI schema tells of the problems that
-they may answer.
-"""
+"""Which routes lock, and what, as far as it is known before a request comes."""
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from fastapi import FastAPI, routing
 from fastapi.security.base import SecurityBase
@@ -18,15 +12,7 @@ from starlette.convertors import StringConvertor
 from starlette.routing import Match, WebSocketRoute
 
 from ..._platform.logs import logger
-from ...errors import (
-    ConfigurationError,
-    EngineRecovering,
-    EngineUnavailable,
-    InvalidKey,
-    LeaseLost,
-    LockTimeout,
-    WeblockError,
-)
+from ...errors import ConfigurationError
 from ..asgi import RequestLayer
 from ..kit import Asked, Locked, Problem, name_of
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD
@@ -76,31 +62,23 @@ def _faults(found: LockingRoute) -> Iterator[tuple[str, bool]]:
             yield f"{found}: {error}", True
             continue
         converters = dict(zip(template.names, template.converters, strict=True))
-        for name, source, declared in wanted:
-            sent = source.name
-            if source.kind != "path":
-                continue
+        for name, source, declared in (each for each in wanted if each.source.kind == "path"):
+            sent, says_its_type = source.name, declared or converters[name]
             if sent not in path:
-                yield (
-                    (
-                        f"{lock} needs the path parameter {sent!r}, but the path has"
-                        f" {', '.join(map(repr, path)) or 'none'}; {{query.{sent}}} would be a query"
-                        f" parameter, and {{header.{sent}}} a header"
-                    ),
-                    True,
+                text = (
+                    f"{lock} needs the path parameter {sent!r}, but the path has"
+                    f" {', '.join(map(repr, path)) or 'none'}; {{query.{sent}}} would be a query"
+                    f" parameter, and {{header.{sent}}} a header"
                 )
-            elif isinstance(path[sent], StringConvertor | None) and not (
-                declared or converters[name]
-            ):
-                yield (
-                    (
-                        f"{lock} is made of {sent!r} as the URL spells it: '7' and '07' would be two locks."
-                        " Declare the parameter with its type in the endpoint, or write"
-                        f" {{{name}:int}}, {{{name}:uuid}} or {{{name}:lower}} in the key; {{{name}:str}}"
-                        " says that each spelling is another thing"
-                    ),
-                    False,
+                yield text, True
+            elif not says_its_type and isinstance(path[sent], StringConvertor | None):
+                text = (
+                    f"{lock} is made of {sent!r} as the URL spells it: '7' and '07' would be two locks."
+                    " Declare the parameter with its type in the endpoint, or write"
+                    f" {{{name}:int}}, {{{name}:uuid}} or {{{name}:lower}} in the key; {{{name}:str}}"
+                    " says that each spelling is another thing"
                 )
+                yield text, False
 
 
 def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
@@ -125,7 +103,7 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
             if lock.on_lost != "cancel":
                 options["on_lost"] = lock.on_lost
             dependant = found.route.dependant
-            sessions = (each for each in _flat(dependant) if each.call in guarding)
+            sessions = (each for each in _solved(dependant) if each.call in guarding)
             guarded = {below.call for each in sessions for below in each.dependencies}
             guard = DATABASE_GUARD if lock in guarded else LEASE_GUARD
             order = _order_of(lock, dependant)
@@ -153,7 +131,7 @@ def _serving(
 
 def _order_of(lock: LockDependency, dependant: Any) -> str:
     """Return which dependencies FastAPI solves before a lock, and whether authentication is one."""
-    calls = list(dict.fromkeys(_solved(dependant)))
+    calls = list(dict.fromkeys(each.call for each in _solved(dependant)))
     at = calls.index(lock)
     before = [
         each.scheme_name if isinstance(each, SecurityBase) else name_of(each)
@@ -173,34 +151,28 @@ def _solved(dependant: Any) -> Iterator[Any]:
     """Return what a route depends on, in the order in which FastAPI solves it."""
     for each in dependant.dependencies:
         yield from _solved(each)
-        yield each.call
+        yield each
 
 
-def locking_routes(routes: Sequence[Any]) -> Iterator[LockingRoute]:
-    """Return the routes that lock, of these and of the applications that are mounted among them."""
-    return (found for found in _served(routes) if found.locks)
-
-
-def _served(
+def locking_routes(
     routes: Sequence[Any], within: Sequence[Any] = (), prefix: str = "", known: Iterable[str] = ()
 ) -> Iterator[LockingRoute]:
-    """Return all routes, whether they lock or not, but for those that only have others within."""
+    """Return the routes that lock, of these and of the applications that are mounted among them."""
     if any(routes is each for each in within):  # An application may be mounted in itself.
         return
     for route in each_route(routes):
         here = _locking(route, prefix, known)
-        inner = None if here.locks else getattr(route, "routes", None)
-        if inner:
-            path = prefix + (getattr(route, "path", None) or "")
-            yield from _served(inner, [*within, routes], path, here.parameters)
-        else:
+        if here.locks:
             yield here
+        elif inner := getattr(route, "routes", None):
+            path = prefix + (getattr(route, "path", None) or "")
+            yield from locking_routes(inner, [*within, routes], path, here.parameters)
 
 
 def _locking(route: Any, prefix: str, known: Iterable[str] = ()) -> LockingRoute:
     """Return a route with its locks, which may be none."""
     parameters = {**dict.fromkeys(known), **getattr(route, "param_convertors", {})}
-    needed = _flat(dependant) if (dependant := getattr(route, "dependant", None)) else ()
+    needed = _solved(dependant) if (dependant := getattr(route, "dependant", None)) else ()
     locks = [each.call for each in needed if isinstance(each.call, LockDependency)]
     return LockingRoute(route, prefix, parameters, locks)
 
@@ -218,92 +190,3 @@ def _each_included(routes: Iterable[Any]) -> Iterator[Any]:
         included = getattr(route, "effective_route_contexts", None)
         for each in included() if included else [route]:
             yield getattr(each, "starlette_route", None) or each
-
-
-def _flat(dependant: Any) -> Iterator[Any]:
-    for each in dependant.dependencies:
-        yield each
-        yield from _flat(each)
-
-
-# What OpenAPI says of them.
-
-ProblemOf = Callable[[WeblockError], Problem | None]
-"""Returns the problem of an error; ``None`` if the application responds by itself."""
-
-SCHEMA: Final = "LockProblem"
-
-_BUSY: Final = LockTimeout("key", wait=5.0, retry_after=1.0)
-_DOWN: Final = EngineUnavailable("engine", "it is down")
-_RECOVERING: Final = EngineRecovering("engine", "it was started just now", retry_after=10.0)
-_LOST: Final = LeaseLost("key", fence=0, reason="expired")
-_NO_KEY: Final = InvalidKey("key")
-
-_SCHEMA: Final[dict[str, Any]] = {
-    "title": SCHEMA,
-    "description": "Problem details, as RFC 9457 has them.",
-    "type": "object",
-    "properties": {
-        "type": {"type": "string", "format": "uri"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "code": {"type": "string", "description": "The same as the end of the type; it is stable."},
-    },
-    "required": ["type", "title", "status", "detail", "code"],
-}
-
-
-def document(app: FastAPI, problem_of: ProblemOf) -> None:
-    """Add the problem responses to the OpenAPI schema, at just the operations that lock."""
-    generate = app.openapi
-
-    @functools.wraps(generate)
-    def openapi() -> dict[str, Any]:
-        schema = generate()
-        for found in locking_routes(app.routes):
-            if not found.prefix:  # What is mounted has a schema of its own.
-                _describe(schema, found, problem_of)
-        return schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def document_mounted(routes: Iterable[Any], problem_of: ProblemOf) -> None:
-    """Add the problem responses to the schemas of mounted applications."""
-    for route in each_route(routes):
-        inner = getattr(route, "app", None)
-        if isinstance(inner, FastAPI) and inner.routes is not routes:
-            document(inner, problem_of)
-            document_mounted(inner.routes, problem_of)
-
-
-def _describe(schema: dict[str, Any], found: LockingRoute, problem_of: ProblemOf) -> None:
-    errors: list[WeblockError] = [_BUSY, _DOWN, _RECOVERING, _LOST]
-    if any(each.functions or any(key.names for key in each.templates) for each in found.locks):
-        errors.append(_NO_KEY)
-    problems = [problem for error in errors if (problem := problem_of(error))]
-    operations = schema.get("paths", {}).get(found.route.path_format, {})
-    for method in getattr(found.route, "methods", None) or ():
-        if operation := operations.get(method.lower()):
-            _add(operation.setdefault("responses", {}), problems)
-            schema.setdefault("components", {}).setdefault("schemas", {})[SCHEMA] = _SCHEMA
-
-
-def _add(responses: dict[str, Any], problems: Iterable[Problem]) -> None:
-    by_status: dict[str, list[Problem]] = {}
-    for problem in problems:
-        by_status.setdefault(str(int(problem.status)), []).append(problem)
-    for status, alike in by_status.items():
-        response = responses.setdefault(status, {})
-        response.setdefault("description", "; ".join(each.title for each in alike))
-        content = {
-            "schema": {"$ref": f"#/components/schemas/{SCHEMA}"},
-            "examples": {
-                each.code: {"summary": each.title, "value": json.loads(each.body)} for each in alike
-            },
-        }
-        response.setdefault("content", {}).setdefault(alike[0].media_type, content)
-        for name in {name for each in alike for name in each.headers}:
-            header = {"schema": {"type": "string"}}
-            response.setdefault("headers", {}).setdefault(name, header)
