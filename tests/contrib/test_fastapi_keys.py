@@ -326,6 +326,24 @@ class TestNames:
             for host in ("Shop.example:80", "shop.example."):
                 assert (await client.post("/", headers={"host": host})).json() == "shop.example"
 
+    async def test_an_alias_that_only_validation_has(self, app):
+        """A key has what FastAPI reads: an old one reads the name of the parameter."""
+
+        @app.post("/")
+        async def change(
+            year: Annotated[int, Query(validation_alias="jahr")],
+            lease: Annotated[AsyncLease, Depends(lock("{query.year}"))],
+        ) -> tuple[str, int]:
+            return lease.key, year
+
+        try:
+            await started(app)
+        except ConfigurationError as error:
+            assert "write {query.jahr}" in str(error)  # noqa: PT017
+            return
+        async with client_of(app, raises=True) as client:
+            assert (await client.post("/?year=07&jahr=08")).json() == ["7", 7]
+
 
 class TestIncludedRouters:
     """What ``include_router`` adds to a route declares values as the route itself does."""
@@ -821,6 +839,18 @@ class TestSeveralDeclarations:
             ConfigurationError, match=r"other declares shop_id: str, and .*made declares"
         ):
             await started(again)
+
+    async def test_a_path_parameter_of_a_route_that_is_added_later_is_missed(self, app):
+        """A request that nothing has checked gets an error of the application, and not a 400."""
+        assert (await started(app)).last == "lifespan.shutdown.complete"
+
+        @app.post("/{value}", dependencies=[Depends(lock("{item}"))])
+        async def change(value: int) -> None:
+            pytest.fail("the handler ran")
+
+        async with client_of(app, raises=True) as client:
+            with pytest.raises(ConfigurationError, match="needs 'item', which the path does not"):
+                await client.post("/7")
 
     async def test_a_route_that_is_added_later_is_refused_by_its_requests(self, app):
         """A request that nothing has checked gets an error, and not a key that its work may not use."""

@@ -131,11 +131,11 @@ def _declared(dependant: Any, kind: str) -> Iterator[Declared]:
     """Return every parameter of a kind that an endpoint and its dependencies declare."""
     for parameter in getattr(dependant, f"{kind}_params"):
         info = parameter.field_info
-        name = info.validation_alias or parameter.alias
-        # FastAPI reads the fields of a model under their names, and their aliases.
-        if not isinstance(name, str) or any(
-            _is_a(each, BaseModel) for each in _classes(info.annotation)
-        ):
+        # An older FastAPI has no ``validation_alias``, and reads none.
+        name = getattr(parameter, "validation_alias", None) or parameter.alias
+        several = not isinstance(info.validation_alias, str | None)
+        # Of a model, FastAPI reads the fields under their names, and their aliases.
+        if several or any(_is_a(each, BaseModel) for each in _classes(info.annotation)):
             name = None
         elif kind == "header":
             name = name.lower()
@@ -199,8 +199,12 @@ def values_for(
         if source.kind != "path":
             query = connection.scope["query_string"].decode("latin-1")
             value = sent_value(source, query=query, headers=connection.headers.getlist)
-        else:
-            value = path.get(source.name)
+        elif source.name in path:
+            value = path[source.name]
+        else:  # Of a route that was not there at the start, where this is checked.
+            raise ConfigurationError(
+                f"lock({template.text!r}) needs {source.name!r}, which the path does not have"
+            )
         if parameter:
             text, errors = value, ()
             if text is not None:
