@@ -14,7 +14,7 @@ from starlette.routing import Match, WebSocketRoute
 from ..._platform.logs import logger
 from ...errors import ConfigurationError
 from ..asgi import RequestLayer
-from ..kit import Asked, Locked, Problem, name_of
+from ..kit import Asked, Locked, name_of
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD
 from .declared import wanted_of
 from .dependency import LockDependency
