@@ -185,16 +185,16 @@ class _Exchange:
         """Answer an error that left the application, whose own response may be untrue."""
         if isinstance(error, RuntimeError) and error.__cause__:
             # So Starlette wraps an error that an application inside the application has answered.
-            error = _known(error.__cause__) or error
+            error = error.__cause__ if problem_of(error.__cause__) else error
         try:
             if isinstance(error, ClientGone):
                 if self.request.within:  # Only the outermost may end without a response.
                     raise error
                 return
-            if _known(error) and not self.outbox.sent:
+            if problem_of(error) and not self.outbox.sent:
                 await self._answer_problem(error)
                 return
-            if _known(error) and await self._close_websocket(error):
+            if problem_of(error) and await self._close_websocket(error):
                 return
             if not self.outbox.promises:
                 await self.outbox.finish()
@@ -214,10 +214,6 @@ class _Exchange:
         self.outbox.discard()
         if answer := self._answer_to(error):
             await answer(self._scope, self._receive, self.outbox.send)
-
-
-def _known(error: BaseException) -> BaseException | None:
-    return error if problem_of(error) else None
 
 
 def seconds_or_none(hold_back: Duration | None) -> float | None:
