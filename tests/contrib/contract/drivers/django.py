@@ -188,8 +188,11 @@ class Asgi(Project, OverAsgi):
         return HttpResponse("done")
 
     def _commit(self) -> None:
-        with transaction.atomic(using=LITE):
-            transaction.on_commit(self.site.commit, using=LITE)
+        try:
+            with transaction.atomic(using=LITE):
+                transaction.on_commit(self.site.commit, using=LITE)
+        finally:  # Django does not, if the server cancels the request.
+            connections[LITE].close()
 
     async def orders(self, request: Any, **_: object) -> HttpResponse:
         await asyncio.to_thread(self.site.handle, request.weblock)

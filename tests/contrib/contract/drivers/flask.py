@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from flask import Flask, Response, g
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.pool import NullPool
 
 from tests.contrib.contract.driver import OverWsgi
 from tests.contrib.contract.promises import THREADS
@@ -26,6 +27,7 @@ class Driver(OverWsgi):
     def application(self) -> Any:
         app = Flask("contract")
         app.config["SQLALCHEMY_DATABASE_URI"] = f"sqlite:///{self.site.database}"
+        app.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"poolclass": NullPool}
         app.config["PROPAGATE_EXCEPTIONS"] = False
         db = SQLAlchemy(app)
         web = WebLock(app, self.locks)
@@ -71,7 +73,6 @@ class Driver(OverWsgi):
         fence_table(db.metadata)
         with app.app_context():
             db.create_all()
-            db.engine.dispose()
 
         @app.post("/orders/<int:item_id>")
         @web.lock("item:{item_id}", guard="database", renew=False)
