@@ -131,12 +131,10 @@ class Inbox:
         look = self._give_up if self._unwanted else self._look
         self._timer = asyncio.get_running_loop().call_later(LOOK_AFTER, look)
 
-    def refuse_if_gone(self, error: BaseException) -> None:
+    def refuse_if_gone(self) -> None:
         """Raise ``ClientGone`` if the wait was cancelled for just that reason."""
         waiter = self.waiter
-        if not (waiter and self._gave_up and isinstance(error, asyncio.CancelledError)):
-            return
-        if waiter.cancelling() - 1 <= self._cancelled_before:
+        if waiter and self._gave_up and waiter.cancelling() - 1 <= self._cancelled_before:
             raise ClientGone from None
 
     def end_watch(self) -> None:

@@ -188,23 +188,26 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
 
             ended = await end_all_reading(self)
         client = self._client
-        while client.turn:  # Another task of this request acquires, the same key perhaps.
-            await asyncio.wait({client.turn})
-        turn = client.turn = self.loop.create_future()
         try:
-            lease = await self.take(self.locks, keys, options, client.begin_watch)
-        except BaseException as error:
+            while client.turn:  # Another task of this request acquires, the same key perhaps.
+                await asyncio.wait({client.turn})
+            turn = client.turn = self.loop.create_future()
+            try:
+                lease = await self.take(self.locks, keys, options, client.begin_watch)
+            except asyncio.CancelledError:
+                client.refuse_if_gone()
+                raise
+            finally:
+                client.turn = None
+                turn.set_result(None)
+                if client.waiter:
+                    client.end_watch()
+                if outbox:
+                    outbox.waited = self.waited
+        except BaseException:
             if ended:
                 leave_as_read(ended)
-            client.refuse_if_gone(error)
             raise
-        finally:
-            client.turn = None
-            turn.set_result(None)
-            if client.waiter:
-                client.end_watch()
-            if outbox:
-                outbox.waited = self.waited
         self._inbox.withholds = True
         if ended:
             await read_all_again(ended)
