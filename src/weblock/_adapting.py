@@ -91,7 +91,7 @@ class AtLeast:
         self._now = locks._locker.runtime.now
         self._least = None if given is None else seconds("at_least", given)
         self._until = 0.0
-        max_hold = terms_of(locks, options).max_hold
+        max_hold = None if given is None else terms_of(locks, options).max_hold
         if self._least is not None and max_hold is not None and self._least > max_hold:
             raise ConfigurationError(
                 f"at_least={self._least:g} is longer than max_hold={max_hold:g}, after which the lease"
