@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
     sys.gettrace() is not None, reason="coverage or a debugger follows each call"
 )
 
-BOUNDS = {"memory": (42, 39), "redis": (55, 64)}
+BOUNDS = {"memory": (42, 39), "redis": (54, 63)}
 """Calls on the blocking and on the asyncio face."""
 
 
