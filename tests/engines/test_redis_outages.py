@@ -23,6 +23,7 @@ from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, EngineUnavailable, Locks, LockTimeout
 from weblock.stores.redis import asking
 from weblock.stores.redis.calls import Layout
+from weblock.stores.redis.settings import Address
 
 TTL = 3.0
 FOR_EVER = 60.0
@@ -109,6 +110,24 @@ def test_a_master_that_hung_is_used_again(cluster: Cluster) -> None:
                 locks.acquire(key)
         hung.cont()
         eventually(lambda: _tried(locks, key))
+
+
+def test_a_request_to_a_master_that_hangs_makes_nobody_look_for_the_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused because of what is known already."""
+    hung = cluster.nodes[0]
+    url = cluster.url(recovery="off", timeout=0.3, connect_timeout=0.3)
+    with Locks.from_url(url, ttl=TTL, wait=0) as locks:
+        key = keys_of(cluster, hung, 1)[0]
+        locks.acquire(key, wait=PATIENCE).release()
+        nodes = locks._locker.store._wire._nodes  # type: ignore[attr-defined]
+        nodes._hung[Address("127.0.0.1", hung.port)] = TimeoutError()
+        doubts: list[object] = []
+        monkeypatch.setattr(nodes._lookup, "doubt", lambda: doubts.append(None))
+        with pytest.raises(EngineUnavailable, match="nobody waits for it"):
+            locks.acquire(key)
+        assert not doubts
 
 
 def test_a_dead_master_is_not_looked_for_by_everybody(

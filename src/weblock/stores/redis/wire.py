@@ -230,15 +230,14 @@ class Wire:
                 finally:
                     links.give_back(link)
             except FAILURES as error:
-                nodes.doubt(address, error)
+                if address:
+                    nodes.doubt(address, error)
                 if not (used and _repeatable(call, error)):
                     failure = self._judged(error)
                     raise failure from failure.__cause__
             else:
                 if not isinstance(reply, Exception):
                     return reply
-                if not isinstance(reply, exceptions.ResponseError):
-                    raise self._judged(reply)
             finally:
                 if permits:
                     links.free.put(None)
