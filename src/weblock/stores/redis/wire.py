@@ -257,7 +257,7 @@ class Wire:
             some, beside = [calls[index] for index in part], len(parts) > 1
             replies = await self._exchange(address, some, beside=beside)
             for index, reply in zip(part, replies, strict=True):
-                outcomes[index] = await self._followed(calls[index], reply, address)
+                outcomes[index] = await self._followed(calls[index], reply, address, beside=beside)
 
         for _ in range(REDIRECTIONS):
             parts: dict[Address, list[int]] = {}
@@ -391,7 +391,9 @@ class Wire:
         )
         return [reply if isinstance(reply, Exception) else few for reply in replies]
 
-    async def _followed(self, call: Call, reply: Outcome, address: Address) -> Outcome:
+    async def _followed(
+        self, call: Call, reply: Outcome, address: Address, *, beside: bool
+    ) -> Outcome:
         """Go where a cluster says that a key is, or may be already."""
         if self._where != "cluster":  # What is no cluster sends our credentials nowhere.
             return reply
@@ -403,9 +405,10 @@ class Wire:
                 if call.script not in _OF_LOCK_ALONE:
                     return Unfit(MOVING)
                 call = Call(call.script, call.bucket, call.keys[:1], call.args)
-                (reply,) = await self._exchange(address, [call])
+                (reply,) = await self._exchange(address, [call], beside=beside)
             if type(reply) is exceptions.AskError:
-                (reply,) = await self._exchange(_sent_to(reply, address), [call], asking=True)
+                target = _sent_to(reply, address)
+                (reply,) = await self._exchange(target, [call], asking=True, beside=beside)
         return reply
 
     async def _introduced(self, link: Link) -> None:
