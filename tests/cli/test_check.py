@@ -76,6 +76,9 @@ inner = FastAPI(root_path="")
 inner.include_router(router, prefix="/shops")
 routed.mount("/sub/{tenant}", inner)
 
+@inner.post("/own", dependencies=[Depends(lock("tenant:{tenant:int}"))])
+def own(): ...
+
 @routed.post("/sub/a/anything", dependencies=locked)
 def behind_the_mount(): ...
 
@@ -159,6 +162,8 @@ class Rows(MethodView):
 
 flask.add_url_rule("/rows", view_func=Rows.as_view("rows"))
 
+flask.add_url_rule("/link", "link", build_only=True)
+
 @flask.get("/open")
 def flask_open(): ...
 
@@ -183,6 +188,11 @@ def bill(invoice): ...
 
 @jobs.task(name="free")
 def free(): ...
+
+@jobs.task(name="pay", lock="pay:{0}")
+def pay(invoice): ...
+
+jobs.conf.task_annotations = {"pay": {"lock": "pay:{other}"}}
 
 class Foreign(Task): ...
 
@@ -279,6 +289,7 @@ def test_routes_of_fastapi_are_listed(told) -> None:
         "websocket /live": ["item"],
         "POST /carts/{cart}/lines": ["item"],
         "POST /sub/{tenant}/shops/lines": ["item"],
+        "POST /sub/{tenant}/own": ["tenant:{tenant:int}"],
         "POST /sub/a/anything": ["item"],
     }
     assert {each["engine"] for each in found.values()} == {"memory://"}
@@ -318,6 +329,12 @@ def test_it_is_said_what_comes_before_a_lock(told) -> None:
 def test_the_route_is_chosen_as_fastapi_chooses_it(told, app: str, request_: str, route: str):
     """Converters of the path, included routers, mounts, websockets and middleware all count."""
     assert list(checked(told, app, *request_.split())) == [route]
+
+
+def test_a_mounted_application_has_the_parameters_of_its_mount(told) -> None:
+    """Its keys may name them."""
+    found = checked(told, "routed", "POST", "/sub/7/own")
+    assert [each["keys"] for each in found.values()] == [["tenant:{tenant:int}"]]
 
 
 @pytest.mark.parametrize("path", ["/items/7", "/api/items/7"])
@@ -390,6 +407,8 @@ def test_views_of_flask_are_listed(run, told) -> None:
     assert (found[item]["engine"], found[item]["guard"]) == ("memory://", "lease")
     assert checked(told, "make_flask()") == found
     assert list(checked(told, "flask", "POST", "/items/7")) == [item]
+    assert list(checked(told, "flask", "PUT", "/rows")) == [rows]
+    assert run("check", "cli_shop:flask", "GET", "/rows").exit_code == 1
     assert run("check", "cli_shop:flask", "GET", "/open").exit_code == 1
     assert run("check", "cli_shop:flask", "GET", "/nothing").exit_code == 1
     done = run("check", "cli_shop:unlocked")
@@ -402,8 +421,13 @@ def test_tasks_of_celery_are_listed(run, told) -> None:
     done = run("check", "cli_shop:jobs")
     assert done.exit_code == 1
     assert "task foreign has lock=" in done.stderr
+    assert "'other'" in done.stderr
     facts = checked(told, "jobs")
-    assert list(facts) == ["task bill"]
+    # What other tests of this process have shared with every application is listed, too.
+    own = [
+        what for what in facts if what.removeprefix("task ") in ("bill", "free", "foreign", "pay")
+    ]
+    assert own == ["task bill"]
     assert facts["task bill"]["keys"] == ["invoice:{0}"]
     assert facts["task bill"]["options"] == {"wait": 0, "on_busy": "skip"}
     assert facts["task bill"]["order"] == "before the task runs"

@@ -162,6 +162,23 @@ class TestKeys:
             assert result == expected
         assert keys_of(locks) == []
 
+    def test_a_decorator_may_call_the_task_with_other_arguments(self, app, locks):
+        """A constant key needs none of them, also where the task is sent without all that it takes."""
+
+        def with_session(run):
+            @functools.wraps(run)
+            def called(number):
+                return run("session", number)
+
+            return called
+
+        @app.task(lock="nightly")
+        @with_session
+        def nightly(session, number):
+            return session, number, keys_of(locks)
+
+        assert nightly.apply((1,)).get() == ("session", 1, ["nightly"])
+
     def test_the_label_names_the_task(self, app, locks):
         """Operators see which task holds a key, as Celery's log names it."""
 

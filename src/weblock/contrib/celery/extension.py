@@ -150,6 +150,8 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
         elif isinstance(task, LockedTask) and task.lock is not None:
             try:
                 spec, locks = spec_of(task), locks_for(task)
+                for template in spec.templates:
+                    template.for_call_of(task.run)
             except ConfigurationError as error:
                 yield error
             else:

@@ -112,7 +112,11 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
 
 
 def _serving(
-    routes: Sequence[Any], asked: Asked, scope: Mapping[str, Any], prefix: str = ""
+    routes: Sequence[Any],
+    asked: Asked,
+    scope: Mapping[str, Any],
+    prefix: str = "",
+    known: Iterable[str] = (),
 ) -> LockingRoute | None:
     """Return the route that serves a request, as Starlette chooses it."""
     method, path = asked
@@ -124,8 +128,9 @@ def _serving(
             inner = getattr(route, "routes", None)
             # What is mounted answers the request, even if only with 404.
             if inner:
-                return _serving(inner, asked, {**here, **more}, prefix + route.path)
-            return _locking(route, prefix)
+                known = _locking(route, prefix, known).parameters
+                return _serving(inner, asked, {**here, **more}, prefix + route.path, known)
+            return _locking(route, prefix, known)
     return None
 
 

@@ -262,7 +262,8 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
     try:
         for rule in rules:
             what = f"{', '.join(sorted(rule.methods or ()))} {rule.rule}"
-            for lock in locks_of(app.view_functions[rule.endpoint]):
+            view = app.view_functions.get(rule.endpoint)
+            for lock in locks_of(view, asked.method if asked else None):
                 guard = DATABASE_GUARD if found.database.guards(lock.guard) else LEASE_GUARD
                 yield Locked(what, lock.keys, lock.options, found.locks, guard, order)
         _refuse_late_settings(found)

@@ -136,10 +136,13 @@ def lease_of() -> Lease:
     return lease
 
 
-def locks_of(view: Any) -> tuple[LockSpec, ...]:
-    """Return the locks of a view, and of the methods of its class."""
+def locks_of(view: Any, method: str | None = None) -> tuple[LockSpec, ...]:
+    """Return the locks of a view, and of the methods of its class: of that of one HTTP method, if it is given."""
     cls = getattr(view, "view_class", None)
-    methods = [getattr(cls, name.lower(), None) for name in getattr(cls, "methods", None) or ()]
+    names = (getattr(cls, "methods", None) or ()) if method is None else (method,)
+    if method == "HEAD" and not hasattr(cls, "head"):
+        names = ("GET",)
+    methods = [getattr(cls, name.lower(), None) for name in names]
     found = [lock for each in (view, *methods) for lock in getattr(each, _MARK, ())]
     return tuple(dict.fromkeys(found))
 
