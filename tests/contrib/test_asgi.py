@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 
 from tests.support.aio import eventually
 from weblock import AsyncLocks, ConfigurationError, LockTimeout
@@ -264,3 +264,31 @@ class TestTheInbox:
         assert not reader.done()
         inbox.close("http")
         assert (await reader)["type"] == "http.disconnect"
+
+    async def test_who_asks_once_whether_the_client_has_gone_learns_it(self, locks):
+        """As Starlette's ``is_disconnected`` does, in a scope that is cancelled at the first wait."""
+        answers = []
+
+        async def app(scope, receive, send):
+            await receive()
+            exchange.leaves()
+            answers.append(await Request(scope, receive).is_disconnected())
+            await Response("done")(scope, receive, send)
+
+        exchange = Exchange()
+        await exchange.served_by(RequestLayer(app, locks))
+        assert answers == [True]
+
+    async def test_a_listener_that_outlives_its_request_hears_a_disconnect(self, locks):
+        """It is not cancelled, which it could not tell from its own end."""
+        listening = []
+
+        async def app(scope, receive, send):
+            await receive()
+            await request_locks(scope).acquire("x")
+            listening.append(asyncio.ensure_future(receive()))
+            await asyncio.sleep(0)
+            await Response("done")(scope, receive, send)
+
+        await Exchange().served_by(RequestLayer(app, locks))
+        assert (await listening[0])["type"] == "http.disconnect"

@@ -281,6 +281,55 @@ class TestServersThatCancel:
         assert heard == [("http.disconnect", True)]
         assert exchange.complete
 
+    @pytest.mark.parametrize("locked", [True, False])
+    async def test_the_last_part_is_sent_before_a_disconnect_is_told(self, locks, locked):
+        """A framework cancels what still sends as soon as its listener hears of one."""
+
+        async def app(scope, receive, send):
+            await receive()
+            if locked:
+                await request_locks(scope).acquire("x", ttl=LONG)
+
+            async def listen():
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                sending.cancel()
+
+            async def stream():
+                await send({**START, "headers": [(b"content-type", b"text/event-stream")]})
+                await send({**BODY, "more_body": True})
+                exchange.reading.clear()
+                await send(BODY)
+
+            listening, sending = asyncio.ensure_future(listen()), asyncio.ensure_future(stream())
+            await asyncio.wait({sending})
+            listening.cancel()
+
+        exchange = Exchange()
+        served = exchange.served_by(RequestLayer(app, locks))
+        await eventually(lambda: not exchange.reading.is_set())
+        await turns(9)
+        exchange.reading.set()
+        await served
+        assert exchange.complete
+
+    @pytest.mark.parametrize("media_type", [b"text/event-stream", b"text/csv"])
+    async def test_a_stream_without_a_part_ends_for_those_who_listen(self, locks, media_type):
+        """Its start and its end are all that there is, and a listener waits for nothing more."""
+
+        async def app(scope, receive, send):
+            await receive()
+            await request_locks(scope).acquire("x", ttl=LONG)
+            listening = asyncio.ensure_future(receive())
+            await send({**START, "headers": [(b"content-type", media_type)]})
+            await send({"type": "http.response.body", "body": b""})
+            assert (await listening)["type"] == "http.disconnect"
+
+        exchange = Exchange()
+        async with asyncio.timeout(PATIENCE):
+            await exchange.served_by(RequestLayer(app, locks))
+        assert exchange.complete
+
     async def test_a_client_that_does_not_read_keeps_nobody(self, locks):
         """When the lock is released and the client is slow, the server's cancellation is obeyed."""
 

@@ -1,13 +1,26 @@
 """``weblock.contrib.litestar``: what the contract suite does not ask of each adapter."""
 
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
 
 import httpx
 import pytest
-from litestar import Litestar, Request, Response, WebSocket, get, post, websocket
+from litestar import (
+    Controller,
+    Litestar,
+    Request,
+    Response,
+    Router,
+    WebSocket,
+    get,
+    post,
+    websocket,
+)
 from litestar.connection import ASGIConnection
 from litestar.exceptions import NotAuthorizedException
+from litestar.response import Stream
 
+from tests.support.aio import eventually
 from tests.support.http import client_of
 from weblock import ConfigurationError, LockTimeout, WeblockError
 from weblock.contrib.kit import Asked
@@ -72,6 +85,54 @@ async def test_guards_before_a_lock_run_before_it(locks):
     app = application(locks, handler, guards=[lock("outer", wait=0)])
     async with locks.hold("outer"):
         assert (await ask(app, "/items")).status_code == 401
+
+
+async def test_one_lock_on_two_layers_runs_after_the_guards_between(locks):
+    """It is the last of them that acquires."""
+
+    def nobody(_connection: Connection, _handler: Any) -> None:
+        raise NotAuthorizedException
+
+    both = lock("x", wait=0)
+
+    @post("/items", guards=[nobody, both])
+    async def handler() -> None:
+        raise AssertionError
+
+    async with locks.hold("x"):
+        assert (await ask(application(locks, handler, guards=[both]), "/items")).status_code == 401
+
+
+async def test_routers_and_controllers_have_locked_handlers(locks):
+    """Litestar copies what it is given, and so the locks."""
+
+    class Items(Controller):
+        path = "/items"
+        guards: ClassVar[list[Any]] = [lock("items")]
+
+        @post("/")
+        async def create(self) -> list[str]:
+            return [info.key for info in await locks.list()]
+
+    app = application(locks, Router("/shop", route_handlers=[Items], guards=[lock("shop")]))
+    assert (await ask(app, "/shop/items")).json() == ["items", "shop"]
+
+
+async def test_a_lease_that_is_lost_in_a_stream_is_a_problem(locks):
+    """While it is held back it becomes the response, also if it is raised in a task group."""
+
+    @post("/", guards=[lock("x", ttl=0.3, max_hold=0.3)])
+    async def handler(request: Request[Any, Any, Any]) -> Stream:
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"first"
+            lease = lease_of(request)
+            await eventually(lambda: not lease.held)
+            yield b"second"
+
+        return Stream(parts())
+
+    found = await ask(application(locks, handler), "/")
+    assert (found.status_code, found.json()["code"]) == (503, "lease_lost")
 
 
 @pytest.mark.parametrize("kind", [LockTimeout, WeblockError])

@@ -71,7 +71,7 @@ class Inbox:
         while not self._ahead:
             if self._is_over:
                 return {"type": "http.disconnect"}
-            if self._whole:
+            if self._whole and (self.withholds or self._pending):
                 await self._until_more_or_over()
             elif self._pending is None:
                 self._ahead.append(await self._directly())
@@ -92,16 +92,19 @@ class Inbox:
                 await self._withheld.wait()
         return message
 
-    def follow_stream(self, goes_on: bool) -> None:  # noqa: FBT001 - a callback
-        """Tell a disconnect to an application that streams, and to one that has made its last part."""
-        self._streams = goes_on
-        if not goes_on:
-            self._is_over = True
-            if self._over and not self._over.done():
-                self._over.set_result(None)
+    def begin_stream(self) -> None:
+        """Tell a disconnect to an application that streams."""
+        self._streams = True
         self._tell()
 
-    def follow_wait(self, goes_on: bool) -> None:  # noqa: FBT001 - as above
+    def end_stream(self) -> None:
+        """Tell a disconnect to an application that has made the last part of its response."""
+        self._streams, self._is_over = False, True
+        if self._over and not self._over.done():
+            self._over.set_result(None)
+        self._tell()
+
+    def follow_wait(self, goes_on: bool) -> None:  # noqa: FBT001 - a callback
         """Tell a disconnect to an application whose own lock waits, until that is over."""
         self._waits += 1 if goes_on else -1
         if goes_on:
@@ -178,6 +181,8 @@ class Inbox:
             if self._withheld:
                 self._tell()
         if self._pending:
+            if self._whole:
+                self.end_stream()  # What still listens hears a disconnect.
             self._pending.cancel()
 
     async def _directly(self) -> Message:
@@ -204,7 +209,7 @@ class Inbox:
         self._over = self._over or asyncio.get_running_loop().create_future()
         self._pending = pending = self._pending or asyncio.ensure_future(self._read_ahead())
         await asyncio.wait({pending, self._over}, return_when=asyncio.FIRST_COMPLETED)
-        if pending.done():
+        if pending.done() and not pending.cancelled():
             pending.result()
 
     async def _read_ahead(self) -> None:
@@ -237,6 +242,7 @@ class Outbox(Output):
     """``send`` for the application. What is held back stays here until ``finish`` or ``discard``."""
 
     _complete = False
+    _has_length = False
     _timer: asyncio.Handle | None = None
     _letting_go: asyncio.Task[None] | None = None
     background: Callable[[], object] | None = None
@@ -251,7 +257,7 @@ class Outbox(Output):
     def __init__(
         self,
         send: Send,
-        follow_stream: Callable[[bool], None],
+        inbox: Inbox,
         loop: asyncio.AbstractEventLoop,
         hold_back: float | None,
     ) -> None:
@@ -259,7 +265,7 @@ class Outbox(Output):
         self.loop = loop
         self._hold_back = hold_back
         self._send = send
-        self._follow_stream = follow_stream
+        self._inbox = inbox
         self._held: list[Message] = []
 
     def send(self, message: Message) -> Awaitable[None]:
@@ -287,8 +293,9 @@ class Outbox(Output):
             return
         self._held.append(start)
         self._complete = False
+        self._has_length = b"content-length" in fields
         # A response that says how long it is, is most often sent at once and complete.
-        if b"content-length" not in fields or self._hold_back is not None:
+        if not self._has_length or self._hold_back is not None:
             self._timer = self.loop.call_soon(self._expect_the_rest)
 
     async def _go_on(self, message: Message) -> None:
@@ -298,14 +305,16 @@ class Outbox(Output):
             if self._letting_go:
                 await asyncio.wait({self._letting_go})
             await self._pass_on(message)
+            if message["type"] == "http.response.body" and not self.is_streaming:
+                self._inbox.end_stream()  # Also of a stream without any part.
             return
         self._held.append(message)
         self._size += len(message.get("body", b""))
         is_start = message["type"] == "http.response.start"  # Of a stream of events.
         self._complete = not (is_start or message.get("more_body", False))
         if self._complete:
-            if len(self._held) > 2:
-                self._follow_stream(False)  # noqa: FBT003 - as a callback is called
+            if len(self._held) > 2 or not self._has_length:
+                self._inbox.end_stream()
             if self._hold_back is None and self._timer:
                 self._timer.cancel()
             must_go = bool(self.background and self.background())
@@ -382,14 +391,24 @@ class Outbox(Output):
             # A stream may be endless, and ends when nobody wants it any more. What follows its last
             # part, a commit say, must not be ended so.
             goes_on = message.get("more_body", False)
-            if goes_on or self.is_streaming:
-                self._follow_stream(goes_on)
+            is_end = self.is_streaming and not goes_on
             self.is_streaming = goes_on
-            if goes_on and self.on_stream:
-                self.on_stream()
+            if is_end:
+                return self._end(message)
+            if goes_on:
+                self._inbox.begin_stream()
+                if self.on_stream:
+                    self.on_stream()
         elif message["type"] == "websocket.close":
             self.closed = True
         return self._send(message)
+
+    async def _end(self, message: Message) -> None:
+        """Send the last part. Only then it is over: what listens may cancel what still sends."""
+        try:
+            await self._send(message)
+        finally:
+            self._inbox.end_stream()
 
 
 async def _nowhere(message: Message) -> None:

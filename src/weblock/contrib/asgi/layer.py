@@ -149,7 +149,7 @@ class _Exchange:
         self._answer_to = layer.answer
         self.inbox = inbox = Inbox(receive)
         loop = asyncio.get_running_loop()
-        self.outbox = outbox = Outbox(send, inbox.follow_stream, loop, layer.hold_back)
+        self.outbox = outbox = Outbox(send, inbox, loop, layer.hold_back)
         self.request = AsyncRequestLocks(layer.locks, scope, inbox, outbox, within=outer)
         self.request.of_rules = layer.of_rules
 

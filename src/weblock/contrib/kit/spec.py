@@ -88,6 +88,10 @@ class LockSpec:
                 found += keys_made_by(key, call(key))
         return in_order(found)
 
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return itself, which never changes: Litestar copies the routers that it is given."""
+        return self
+
     def __repr__(self) -> str:
         said = dict(self._said)
         for each in fields(self):
@@ -102,7 +106,7 @@ class LockSpec:
 
 
 def _parsed(key: str | KeyTemplate | KeyFunction) -> KeyTemplate | KeyFunction:
-    if not isinstance(key, str):
+    if isinstance(key, KeyTemplate) or callable(key):
         return key
     template = KeyTemplate.parse(key)
     template.in_request()

@@ -82,9 +82,11 @@ class LockedLitestar(Litestar):
         try:
             await super().__call__(scope, receive, send)
         except LitestarException as error:
-            if not problem_of(error.__cause__):
-                raise
             wrapped = error.__cause__  # It was raised after the response had begun.
+            while isinstance(wrapped, BaseExceptionGroup) and len(wrapped.exceptions) == 1:
+                wrapped = wrapped.exceptions[0]  # In the task group of a stream.
+            if not problem_of(wrapped):
+                raise
         if wrapped:
             raise wrapped
 

@@ -18,6 +18,9 @@ from ..asgi import RequestLease, request_locks
 from ..asgi.answers import TRY_AGAIN_LATER
 from ..kit import KeyFunction, LockSpec, name_of, problem_of, request_values
 
+CALLS: Final = "weblock.guards"
+"""How many of a request's guards that lock have been called."""
+
 Connection = ASGIConnection[Any, Any, Any, Any]
 
 LEASE_KEY: Final = "weblock.lease"
@@ -38,7 +41,9 @@ class Lock(LockSpec):
         Raises what ``AsyncLocks.acquire`` raises; for a websocket, ``WebSocketException``.
         """
         locks = locks_of(handler)
-        if self is not locks[-1]:
+        scope: Any = connection.scope
+        scope[CALLS] = scope.get(CALLS, 0) + 1  # The same lock may stand on several layers.
+        if scope[CALLS] < len(locks):
             return
         try:
             await _acquire(connection, locks)
