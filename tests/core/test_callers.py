@@ -15,7 +15,7 @@ from weblock._core.keeping import Keeper
 from weblock._core.ports import Reply, Store, Switchboard
 from weblock._core.table import Answer, Busy, Claim, Held
 from weblock._runtime.blocking import drive
-from weblock.errors import EngineUnavailable, LockTimeout
+from weblock.errors import EngineRecovering, EngineUnavailable, LockTimeout
 
 TERMS = Terms(ttl=60.0, max_hold=None, renew=True, max_waiters=9, label="")
 
@@ -64,7 +64,7 @@ class Engine(Store):
 
     process = ""
 
-    def __init__(self, runtime: Patience, *answers: Answer | None) -> None:
+    def __init__(self, runtime: Patience, *answers: Answer | Exception | None) -> None:
         self.runtime = runtime
         self.answers = list(answers)
 
@@ -72,6 +72,8 @@ class Engine(Store):
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if answer is None:
             raise EngineUnavailable("test://", "silent")
+        if isinstance(answer, Exception):
+            raise answer
         return Reply(answer, self.runtime.now())
 
     async def release(self, *_args: object, **_options: object) -> Reply:
@@ -155,6 +157,18 @@ def test_a_new_caller_asks_an_engine_once_that_is_known_to_be_down() -> None:
     with pytest.raises(EngineUnavailable):
         drive(locker.acquire(["k"], TERMS, 3))
     assert runtime.clock > down + 2
+
+
+def test_a_caller_that_waited_for_a_recovery_is_not_a_new_one() -> None:
+    """It goes on asking an engine that others have found to be down."""
+    recovering = EngineRecovering("test://", "it was started", retry_after=9.0)
+    locker, runtime = locker_on(None)
+    locker.store.answers[:] = [recovering, *[None] * 5, BUSY]  # type: ignore[attr-defined]
+    locker.health.failed(-3.0)
+    locker.health.failed(-1.0)
+    with pytest.raises(LockTimeout):
+        drive(locker.acquire(["k"], TERMS, 20))
+    assert runtime.clock > 1
 
 
 def test_a_caller_is_called_while_an_engine_does_not_answer() -> None:

@@ -8,7 +8,7 @@ import select
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from weblock.stores.quorum.votes import Clocks, Votes
 from weblock.stores.redis.blocking import connected
 from weblock.stores.redis.settings import Address
 from weblock.stores.redis.store import RedisStore
+from weblock.stores.transport.unfit import Unfit
 
 TTL = 2.0
 DOWN = EngineUnavailable("redis://x", "it is down")
@@ -147,6 +148,16 @@ def test_one_server_under_two_names_is_found_out(servers: list[Server]) -> None:
         servers[1].kill()
         with pytest.raises(EngineUnavailable, match="1 of 3 servers answered"):
             locks.acquire("b")
+
+
+def test_one_server_under_two_names_is_found_out_when_its_replication_has_begun_anew() -> None:
+    """The id of its replication changes while it runs, and says nothing of which server it is."""
+    with closing(open_quorum([f"redis://{name}" for name in ("a", "b", "c")])) as engine:
+        engine._admit(0, "run:one")
+        engine._admit(0, "run:two")
+        with pytest.raises(Unfit, match="the same server"):
+            engine._admit(1, "run:three")
+        engine._admit(1, "other:one")
 
 
 async def test_any_minority_may_be_down(servers: list[Server]) -> None:

@@ -505,7 +505,8 @@ class Acquisition:
                 self._in_doubt = True
                 tell_answer(self._observers, "acquire", sent, failed=True)
                 failing_since = sent if failing_since is None else failing_since
-                if pause >= self._time_for_an_answer(sent, failing_since):
+                new = self._pace is None and pause == FIRST_PAUSE
+                if pause >= self._time_for_an_answer(sent, failing_since, new=new):
                     raise
             except BaseException:
                 self._in_doubt = True
@@ -531,11 +532,10 @@ class Acquisition:
             self._refuse_to_hold_up_others()
         return self._timeout(answer.waiters if self._wait != 0 else None)
 
-    def _time_for_an_answer(self, sent: float, failing_since: float) -> float:
+    def _time_for_an_answer(self, sent: float, failing_since: float, *, new: bool) -> float:
         """Return for how much longer to ask an engine that has not answered what was ``sent``."""
         known_for, now = self._locker.health.failed(sent), self._runtime.now()
-        was_known_for = known_for - (now - sent)
-        if sent == failing_since and self._pace is None and was_known_for >= DOWN:
+        if new and known_for - (now - sent) >= DOWN:
             return 0.0
         # A section that runs in any case does not wait for an engine that others have found to be down.
         failing_for = max(now - failing_since, known_for if self._terms.fail_open else 0.0)

@@ -62,7 +62,11 @@ class Health:
             observers.tell(Available(engine=engine, lasted=lasted, requests=requests))
 
     def recovers(self, failure: EngineRecovering) -> None:
-        """Record that the engine recovers, which is reported once, however many callers notice."""
+        """Record that the engine recovers, which is reported once, however many callers notice.
+
+        So it answers.
+        """
+        self.answers()
         observers, now = self._observers, self._observers.now()
         known = now < self._recovering_until
         self._recovering_until = max(self._recovering_until, now + failure.retry_after + AGAIN)

@@ -138,7 +138,8 @@ class Observer:
     def _done(self, work: Callable[..., object], *event: Event) -> bool:
         """Call a function of the application, and return whether it returned something true."""
         try:
-            return bool(work(*event))
+            result = work(*event)
+            return work is self._call or bool(result)
         except Exception:
             if self._failures.due():
                 logger.exception("an observer failed: %.200r", work)

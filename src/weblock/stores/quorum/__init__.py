@@ -199,7 +199,11 @@ class QuorumEngine(Engine):
         return Connections(settings, Board(self, number), admit=partial(self._admit, number))
 
     def _admit(self, number: int, run: str) -> None:
-        """Reject a server that is another one of the list, under another name."""
+        """Reject a server that is another one of the list, under another name.
+
+        ``run`` is the id of a process, and an id of replication, which changes while it runs.
+        """
+        run = run.partition(":")[0]
         if run in [other for each, other in self._runs.items() if each != number]:
             raise Unfit(
                 "it is the same server as another of the quorum: name servers that fail"

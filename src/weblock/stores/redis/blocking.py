@@ -348,7 +348,7 @@ class BlockingLinks(Links):
         if self._closed:
             raise Unfit("it was closed")
         link = connected(address, self._connect(address))
-        link.home = self
+        link.home, link.two_phase = self, self._two_phase
         try:
             await self.introduce(link)
         except BaseException:

@@ -69,7 +69,8 @@ class RedisStore(Store):
                 except EngineUnavailable as error:
                     replies[pulse.owner] = error
                 except (ValueError, TypeError, IndexError) as error:
-                    replies[pulse.owner] = EngineUnavailable(self._name, str(error))
+                    failure = replies[pulse.owner] = EngineUnavailable(self._name, str(error))
+                    failure.__cause__ = error
         return [replies[pulse.owner] for pulse in pulses]
 
     def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Answering:

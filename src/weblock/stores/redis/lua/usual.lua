@@ -13,7 +13,7 @@ local function grant_alone(owner, limit, ticket, length, confirmed, process, lab
   local lease = limit .. ' ' .. times .. ' ' .. confirmed .. ' ' .. RUN .. ' ' .. process .. ' ' .. label
   redis.call('HSET', LOCK, 'fence', packed_fence, 'count', '1', 'holder', owner, 'limit', limit,
     'soonest', packed_ends, 'length', length, 'run', RUN, 'lease:' .. owner, lease)
-  local lasting = tonumber(length)
+  local lasting = math.max(tonumber(length), fence - now)
   for gone in string.gmatch(got[10] or '', ' (%d+);') do
     lasting = math.max(lasting, gone - now)
   end
