@@ -79,6 +79,12 @@ routed.mount("/sub/{tenant}", inner)
 @inner.post("/own", dependencies=[Depends(lock("tenant:{tenant:int}"))])
 def own(): ...
 
+class Elsewhere:
+    routes = [object()]
+    async def __call__(self, scope, receive, send): ...
+
+routed.mount("/elsewhere", Elsewhere())
+
 @routed.post("/sub/a/anything", dependencies=locked)
 def behind_the_mount(): ...
 
@@ -344,7 +350,7 @@ def test_a_path_may_have_the_root_path(told, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/numbers/abc", "/sub/a/anything", "/carts/7/nothing", "/no/such/path"]
+    "path", ["/elsewhere/x", "/numbers/abc", "/sub/a/anything", "/carts/7/nothing", "/no/such/path"]
 )
 def test_what_no_route_serves_locks_nothing(run, path: str) -> None:
     """A part of the path that its converter rejects is another path; a mount has all that is below it."""

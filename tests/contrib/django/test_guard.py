@@ -457,6 +457,24 @@ def test_a_write_outside_of_a_transaction_is_refused(write: Any, serve: Any, gua
     assert fetch("/items").status_code == 200
 
 
+def test_hooks_that_write_after_the_commit_all_run(serve: Any, guard: Any) -> None:
+    """They run outside of a transaction, and the work is done: each write gets a transaction, and is checked."""
+    hooks = []
+
+    def view(request: HttpRequest) -> HttpResponse:
+        with transaction.atomic():
+            by_orm()
+            for write in (by_orm, by_cursor, by_many):
+                transaction.on_commit(write)
+            transaction.on_commit(lambda: hooks.append("mail"))
+        return HttpResponse(status=201)
+
+    serve(items=lock("create_item")(view))
+    guard()
+    assert fetch("/items").status_code == 201
+    assert (Item.objects.count(), hooks) == (5, ["mail"])
+
+
 async def test_a_write_of_an_async_view_outside_of_a_transaction_is_refused(
     serve: Any, guard: Any
 ) -> None:

@@ -480,9 +480,16 @@ async def test_naive_middleware_waits_for_itself(serve: Any, settings: Any) -> N
     assert sorted(response.status_code for response in responses) == [200, 500]
 
 
-async def test_middleware_that_would_deadlock_is_refused(serve: Any, settings: Any) -> None:
-    """With sync middleware behind ours, requests would wait in Django's one thread: it says so."""
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE[-1:], f"{__name__}.only_sync"]
+@pytest.mark.parametrize("again", [False, True])
+async def test_middleware_that_would_deadlock_is_refused(
+    serve: Any, settings: Any, again: bool
+) -> None:
+    """With sync middleware behind ours, requests would wait in Django's one thread: it says so.
+
+    Also if ours stands behind it once more.
+    """
+    ours = settings.MIDDLEWARE[-1:]
+    settings.MIDDLEWARE = [*ours, f"{__name__}.only_sync", *(ours if again else ())]
     serve(report=lock("report")(lambda request: HttpResponse()))
     response = await AsyncClient(raise_request_exception=False).post("/report")
     assert response.status_code == 500

@@ -32,7 +32,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from django.apps import apps
-from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
 from django.db.backends.signals import connection_created
 from django.db.utils import Error
 from django.http import HttpRequest
@@ -137,9 +137,12 @@ connection_created.connect(watch, dispatch_uid="weblock")
 
 
 def _commit(connection: Any, commit: Callable[[], None]) -> None:
-    if checked := checked_at_commit.get():
+    checked = checked_at_commit.get()
+    if checked:
         _check(connection, checked)
     commit()
+    if checked:
+        checked.has_committed = True
 
 
 def _execute(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001 - Django's
@@ -164,6 +167,10 @@ def _execute(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> A
                 " commit it unchecked. Use transaction.atomic(), and leave AUTOCOMMIT on"
             )
         if is_guarded and not in_atomic:
+            if checked.has_committed and connections[connection.alias] is connection:
+                # Of an on_commit hook, say: the work is done, and an error would keep other hooks from running.
+                with transaction.atomic(using=connection.alias):
+                    return execute(sql, params, many, context)
             raise ConfigurationError(
                 f"under a guard, {text!r:.100} is refused outside of a transaction, where it would commit"
                 f" unchecked: put it into transaction.atomic(using={connection.alias!r}), which is for"

@@ -82,7 +82,7 @@ class _Layer:
         held = locks_of_request(request)
         assert held, "Django calls process_view inside the middleware"
         try:
-            if isinstance(request, ASGIRequest) and not isinstance(held, TaskLeases):
+            if isinstance(request, ASGIRequest) and self._leases is ThreadLeases:
                 # A thread each, if not one for all, where the holder's view would have to run, too.
                 raise ConfigurationError(
                     "weblock's LockMiddleware stands before middleware that is not async, so that under"

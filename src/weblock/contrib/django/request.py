@@ -73,6 +73,8 @@ class ViewLeases(RequestLeases[BaseLease]):
         self._outer: ViewLeases | None = None if current is None or current.over else current
         self._shown: tuple[ViewLock, bool] | None = None
         self._by_lock: dict[ViewLock, tuple[CheckedKey, ...]] = {}
+        self.has_committed = False
+        """Whether a COMMIT of this request has succeeded."""
         self.guard: Guard | None = self._outer.guard if self._outer else None
         """The leases whose fences are in the databases."""
 

@@ -123,13 +123,15 @@ def _serving(
     kind = {"type": "websocket"} if method == "WEBSOCKET" else {"type": "http", "method": method}
     here = {"path": path, "path_params": {}, "headers": [], **kind, **scope}
     for route in each_route(routes):
+        if not hasattr(route, "matches"):  # What is mounted may be of another framework.
+            continue
         match, more = route.matches(here)
         if match is Match.FULL:
             inner = getattr(route, "routes", None)
             # What is mounted answers the request, even if only with 404.
             if inner:
                 known = _locking(route, prefix, known).parameters
-                return _serving(inner, asked, {**here, **more}, prefix + route.path, known)
+                return _serving(inner, asked, {**here, **more}, prefix + _path_of(route), known)
             return _locking(route, prefix, known)
     return None
 
@@ -170,8 +172,13 @@ def locking_routes(
         if here.locks:
             yield here
         elif inner := getattr(route, "routes", None):
-            path = prefix + (getattr(route, "path", None) or "")
+            path = prefix + _path_of(route)
             yield from locking_routes(inner, [*within, routes], path, here.parameters)
+
+
+def _path_of(route: Any) -> str:
+    """Return the path of a route, which one that is chosen by its host does not have."""
+    return getattr(route, "path", None) or ""
 
 
 def _locking(route: Any, prefix: str, known: Iterable[str] = ()) -> LockingRoute:

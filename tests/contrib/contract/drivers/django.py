@@ -83,28 +83,30 @@ class Project(Driver):
     atomic_requests: bool
 
     def __enter__(self) -> Self:
-        self._stack = ExitStack()
-        connections[LITE].close()
         there = {"NAME": str(self.site.database), "ATOMIC_REQUESTS": self.atomic_requests}
-        self._stack.enter_context(mock.patch.dict(connections.databases[LITE], there))
         here = {"URL": self.site.url, "WAIT": self.site.wait}
-        guard = {
-            "GUARD": "lease",
-            "GUARD_DATABASES": [LITE],
-        }  # Only the lock of ``orders`` says more.
-        self._stack.enter_context(
-            override_settings(
-                ROOT_URLCONF=tuple(self._route(*each) for each in PATHS.items()),
-                WEBLOCK={"default": {**here, **guard}},
-                MIDDLEWARE=[
-                    f"{__name__}.read_a_row",
-                    "weblock.contrib.django.middleware.LockMiddleware",
-                ],
+        # Only the lock of ``orders`` says more.
+        guard = {"GUARD": "lease", "GUARD_DATABASES": [LITE]}
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.dict(connections.databases[LITE], there))
+            # Django never closes a database in memory, which other tests may have here.
+            stack.callback(connections.__setitem__, LITE, connections[LITE])
+            del connections[LITE]
+            stack.callback(connections[LITE].close)
+            stack.enter_context(
+                override_settings(
+                    ROOT_URLCONF=tuple(self._route(*each) for each in PATHS.items()),
+                    WEBLOCK={"default": {**here, **guard}},
+                    MIDDLEWARE=[
+                        f"{__name__}.read_a_row",
+                        "weblock.contrib.django.middleware.LockMiddleware",
+                    ],
+                )
             )
-        )
-        with connections[LITE].schema_editor() as editor:
-            editor.create_model(Fence)
-        connections[LITE].close()
+            with connections[LITE].schema_editor() as editor:
+                editor.create_model(Fence)
+            connections[LITE].close()
+            self._stack = stack.pop_all()
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
