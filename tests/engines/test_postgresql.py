@@ -32,7 +32,7 @@ from weblock.stores.postgresql.connections import OfThreads
 from weblock.stores.postgresql.engine import PostgreSQLEngine
 from weblock.stores.postgresql.links import AsyncioLink
 from weblock.stores.postgresql.settings import parse
-from weblock.stores.postgresql.statements import DONE
+from weblock.stores.postgresql.statements import DONE, PORTION
 from weblock.stores.transport import unfit
 from weblock.stores.transport.listener import to_notification
 
@@ -135,6 +135,22 @@ class TestStatements:
             with locks.hold("old") as lease:
                 assert lease.fence > 9000000000000000
 
+    def test_rows_are_removed_as_fast_as_they_come(self, locks) -> None:
+        """Where more are left than are removed at once, the next release goes on without a pause."""
+        locks.acquire("old").release()
+        with psycopg.connect(shared_postgres().url(), autocommit=True) as connection:
+            connection.execute(
+                f"INSERT INTO {table_of(locks)} SELECT (jsonb_populate_record(it,"
+                " jsonb_build_object('key', 'default:' || number, 'until', 1, 'ends', 1))).*"
+                f" FROM {table_of(locks)} AS it, generate_series(1, {2 * PORTION + 1}) AS number"
+                " WHERE it.key LIKE '%old'"
+            )
+        locks._engine.tidy_at = 0.0  # type: ignore[attr-defined]
+        for left in (PORTION + 1, 1, 0, 0):
+            locks.acquire("other").release()
+            (count,) = rows_of(locks, "count(*)", "key NOT IN ('', 'default:old', 'default:other')")
+            assert count == (left,)
+
     def test_marks_whose_time_is_over_are_removed(self, locks) -> None:
         """So are rows of ``once`` that have ended, and no others."""
         for key, expiry in (("for long", 3600), ("for a moment", 60), ("forever", None)):
@@ -154,14 +170,13 @@ class TestStatements:
             engine.switchboard, "ring", lambda *what: (order.append("rung"), ring(*what))
         )
 
-        async def cleaned() -> None:
+        async def cleaned() -> bool:
             if (
                 threading.current_thread() is waiter
             ):  # It has just joined the queue, and looks, too.
-                engine.tidy_at = 0.0
-                return
+                return True
             order.append("cleaned")
-            await clean()
+            return await clean()
 
         lease = locks.acquire("key")
         waiter = threading.Thread(target=lambda: locks.acquire("key").release())

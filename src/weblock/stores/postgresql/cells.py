@@ -28,7 +28,7 @@ from ..transport.unfit import Unfit
 from .connections import OfLoops, OfThreads
 from .failures import LOST_RACE, Missing, as_setting, unavailable
 from .rows import KEY, READ, Reading, Row, label_of, new_version, reading_of, written
-from .statements import DONE
+from .statements import DONE, PORTION
 
 if TYPE_CHECKING:
     from .engine import PostgreSQLEngine
@@ -217,9 +217,10 @@ class RowCells(RacingCells):
                 raise as_setting(self._settings, failure) from error
             raise failure from error
 
-    async def clean(self) -> None:
-        """Remove rows that nobody uses."""
-        await self._try(self._statements.clean)
+    async def clean(self) -> bool:
+        """Remove rows that nobody uses, and return whether there may be more of them."""
+        removed = await self._try(self._statements.clean)
+        return bool(removed) and removed[0][0] == PORTION
 
 
 class RowStore(CellStore):
@@ -237,8 +238,9 @@ class RowStore(CellStore):
         # The next holder has been notified by now, and does not wait for this.
         if (now := self._runtime.now()) >= self._engine.tidy_at:
             self._engine.tidy_at = now + TIDIED_EVERY
-            with suppress(EngineUnavailable):  # The next call tries again.
-                await self._rows.clean()
+            with suppress(EngineUnavailable):  # Another call tries again.
+                if await self._rows.clean():
+                    self._engine.tidy_at = now
         return reply
 
 

@@ -15,6 +15,9 @@ FORMAT: Final = "1"
 DONE: Final = "\x01"
 """The first character of a mark's key. No lock's key has control characters."""
 
+PORTION: Final = 1000
+"""Rows that are removed at once, at most: until that is done, they are locked."""
+
 IDLE: Final = 60.0
 """Seconds after which a row that nobody uses may be removed."""
 
@@ -183,12 +186,13 @@ _CLEAN: Final = """
 WITH clock AS (SELECT extract(epoch FROM clock_timestamp())::float8 AS now), idle AS (
     SELECT lease.key FROM {table} AS lease, clock
     WHERE lease.key <> '' AND lease.ends < now - {idle} AND lease.until < now - {idle}
-    ORDER BY lease.key LIMIT 1000 FOR UPDATE OF lease SKIP LOCKED
+    ORDER BY lease.key LIMIT {portion} FOR UPDATE OF lease SKIP LOCKED
 ), removed AS (
     DELETE FROM {table} AS lease USING idle WHERE lease.key = idle.key RETURNING lease.fence
 )
 UPDATE {table} AS it SET fence = greatest(it.fence, (SELECT max(fence) FROM removed))
 WHERE it.key = '' AND EXISTS (SELECT FROM removed)
+RETURNING (SELECT count(*) FROM removed)
 """
 
 _NAMES: Final = """
@@ -249,7 +253,7 @@ class Statements:
         self.unmark = made(_UNMARK)
         self.names = made(_NAMES)
         self.admit = made(_ADMIT)
-        self.clean = made(_CLEAN, idle=IDLE)
+        self.clean = made(_CLEAN, idle=IDLE, portion=PORTION)
         self.exists = b"SELECT to_regclass($1) IS NOT NULL"
         self.format = made(_FORMAT)
         self.size = made(_SIZE)
