@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from weblock.stores.redis.blocking import time_out_in_kernel
-from weblock.stores.transport.polling import READABLE, SelectPoll
+from weblock.stores.transport.sending import READABLE, SelectPoll
 
 
 @pytest.fixture(params=[select.poll, SelectPoll])

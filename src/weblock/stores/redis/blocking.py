@@ -19,8 +19,7 @@ from redis import exceptions
 from ..._core.ports import sent
 from ..._platform.forks import close_in_children
 from ..._platform.greenlets import patched_by
-from ..transport.polling import READABLE, new_poll
-from ..transport.sending import in_this_thread
+from ..transport.sending import READABLE, in_this_thread, new_poll
 from ..transport.turns import Empty, taken_out, turns
 from ..transport.unfit import Unfit
 from .aio import Loan

@@ -21,7 +21,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from ..._platform.forks import close_in_children
 from .loops import BeforeLoopEnds, ByLoop
-from .polling import READABLE, new_poll
+from .sending import READABLE, new_poll
 from .turns import taken_out, turns
 from .unfit import Silence, Unfit
 
