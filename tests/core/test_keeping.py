@@ -243,3 +243,35 @@ def test_debts_are_paid_in_haste_until_nothing_else_is_kept() -> None:
     with pytest.raises(StopIteration):
         run.send(None)
     assert engine.asked == ["in haste", "patiently"]
+
+
+class Portions(Slow):
+    """An engine that takes all that is given back at once, and fails for one owner."""
+
+    def hasty(self) -> Portions:
+        return self
+
+    async def release_some(
+        self, releases: Sequence[tuple[str, str, float]]
+    ) -> Sequence[EngineUnavailable | None]:
+        self.asked.append(f"{len(releases)} at once")
+        owners = [owner for _, owner, _ in releases]
+        return [EngineUnavailable("test://", "stuck") if each == "7" else None for each in owners]
+
+
+def test_many_debts_are_paid_at_once_where_the_engine_can() -> None:
+    """Two hundred callers that gave up cost the next one a few round trips, and one failure no other debt."""
+    runtime = Sleeper()
+    engine = Portions([])
+    keeper = Keeper(runtime, lambda _runtime: engine, lambda: True)  # type: ignore[arg-type,return-value]
+    for number in range(PORTION + 50):
+        keeper.owe(Debt("shop:k", str(number), 0.0, now=0.0, until=60.0))
+    run = keeper.run()
+    run.send(None)
+    run.send(None)
+    assert engine.asked[:2] == [f"{PORTION} at once", "50 at once"]
+    assert [*keeper._debts] == ["7"]
+    keeper.close()
+    with pytest.raises(StopIteration):
+        run.send(None)
+    assert engine.asked[-1] == "1 at once"

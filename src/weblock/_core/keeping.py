@@ -78,16 +78,6 @@ class Debt:
         self.void = void
         self.until = until
         self.due = now
-        self.over = False
-
-    async def pay(self, store: Store, runtime: Runtime) -> None:
-        try:
-            await store.release(self.key, self.owner, void=self.void)
-            self.over = True
-        except EngineUnavailable:
-            now = runtime.now()
-            self.due = now + 0.1 + 0.4 * runtime.jitter()
-            self.over = now >= self.until
 
 
 class Stake(ref[Hands[Holding]]):
@@ -247,7 +237,10 @@ class Keeper:
             # Anything that is added from here on rings, so the check below misses nothing.
             asked_for, self._wakes_at = self._wakes_at, float("inf")
             await self._beat(store)
-            await self._pay_a_debt(hasty)
+            now = self._runtime.now()
+            # A portion at a time: while an engine is slow to take them, leases need renewal.
+            due = [each for each in tuple(self._debts.values()) if each.due <= now]
+            await self._pay(due[:PORTION], hasty)
             wakes_at = self._next_due()
             # A time that was asked for is kept, though its asker may have gone by now: where a key
             # goes from hand to hand, the next one relies on it instead of ringing again.
@@ -258,8 +251,9 @@ class Keeper:
             if isinstance(heard, Stake):
                 self._let_go(heard)
         # Nothing else is kept any more, so that patience delays nobody.
-        for debt in tuple(self._debts.values()):
-            await self._pay(debt, store)
+        left = list(self._debts.values())
+        while left:
+            left = left[await self._pay(left[:PORTION], store) :]
 
     def _attend(self, due: float) -> None:
         self._attended = True
@@ -325,17 +319,18 @@ class Keeper:
         self._attended = False
         return self._runtime.now() + NAP if self._naps * NAP < LINGER else float("inf")
 
-    async def _pay_a_debt(self, store: Store) -> None:
-        """Pay one debt at a time: while an engine is slow to take them, leases need renewal."""
+    async def _pay(self, debts: Sequence[Debt], store: Store) -> int:
+        """Pay debts, as many as the engine takes at once; return how many these were."""
+        if not debts:
+            return 0
+        failures = await store.release_some([(each.key, each.owner, each.void) for each in debts])
         now = self._runtime.now()
-        debt = next((each for each in tuple(self._debts.values()) if each.due <= now), None)
-        if debt:
-            await self._pay(debt, store)
-
-    async def _pay(self, debt: Debt, store: Store) -> None:
-        await debt.pay(store, self._runtime)
-        if debt.over:
-            self._debts.pop(debt.owner, None)
+        for debt, failure in zip(debts, failures, strict=False):
+            if failure and now < debt.until:
+                debt.due = now + 0.1 + 0.4 * self._runtime.jitter()
+            else:
+                self._debts.pop(debt.owner, None)
+        return len(failures)
 
     async def _beat(self, store: Store) -> None:
         """Send the heartbeats that are due: leases first, because most places last longer.

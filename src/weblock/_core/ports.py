@@ -74,6 +74,20 @@ class Store(Protocol):
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply: ...
 
+    async def release_some(
+        self, releases: Sequence[tuple[str, str, float]]
+    ) -> Sequence[EngineUnavailable | None]:
+        """Release for many owners what they have, by key, owner and ``void``; return what failed.
+
+        An engine that cannot do it at once does the first, so that nothing waits for the others.
+        """
+        key, owner, void = releases[0]
+        try:
+            await self.release(key, owner, void=void)
+        except EngineUnavailable as error:
+            return [error]
+        return [None]
+
     async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
         """Make the lease of ``owner``, which has this fence, that of a claim: see ``table.transfer``.
 

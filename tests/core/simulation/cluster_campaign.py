@@ -313,7 +313,7 @@ MUTANTS: Final = (
         "if type(reply) is exceptions.AskError:",
         "if False:",
         ("P14",),
-        seed=5876,
+        seed=7824,
     ),
 )
 """The store with one of its former defects."""

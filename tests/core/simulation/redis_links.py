@@ -224,6 +224,13 @@ class WitnessedStore(RedisStore):
         self._note(Release(key, owner, void))
         return await super().release(key, owner, void=void)
 
+    async def release_some(
+        self, releases: Sequence[tuple[str, str, float]]
+    ) -> Sequence[EngineUnavailable | None]:
+        for each in releases:
+            self._note(Release(*each))
+        return await super().release_some(releases)
+
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
         self._note(Refresh(tuple(pulses)))
         return await super().refresh(pulses)

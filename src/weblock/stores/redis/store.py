@@ -49,6 +49,16 @@ class RedisStore(Store):
     def release(self, key: str, owner: str, *, void: float = 0) -> Answering:
         return self._asked(RELEASE, key, owner, micros(void))
 
+    async def release_some(
+        self, releases: Sequence[tuple[str, str, float]]
+    ) -> Sequence[EngineUnavailable | None]:
+        calls = [
+            Call(RELEASE, *self._layout.of_key(key), (owner, micros(void)))
+            for key, owner, void in releases
+        ]
+        answers = map(self._read, await self._wire.run_all(calls))
+        return [each if isinstance(each, EngineUnavailable) else None for each in answers]
+
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
         alike: dict[tuple[str, bool], list[Pulse]] = {}
         for pulse in pulses:
@@ -60,18 +70,22 @@ class RedisStore(Store):
             calls.append(Call(script, *self._layout.of_key(key), tuple(args)))
         replies: dict[str, Reply | EngineUnavailable] = {}
         for some, outcome in zip(alike.values(), await self._wire.run_all(calls), strict=True):
-            failed = isinstance(outcome, Exception)
-            for pulse, raw in zip(some, [outcome] * len(some) if failed else outcome, strict=True):
-                try:
-                    if failed:
-                        raise outcome
-                    replies[pulse.owner] = reply_of(raw)
-                except EngineUnavailable as error:
-                    replies[pulse.owner] = error
-                except (ValueError, TypeError, IndexError) as error:
-                    failure = replies[pulse.owner] = EngineUnavailable(self._name, str(error))
-                    failure.__cause__ = error
+            raws = [outcome] * len(some) if isinstance(outcome, Exception) else outcome
+            for pulse, raw in zip(some, raws, strict=True):
+                replies[pulse.owner] = self._read(raw)
         return [replies[pulse.owner] for pulse in pulses]
+
+    def _read(self, raw: Any) -> Reply | EngineUnavailable:
+        try:
+            if isinstance(raw, Exception):
+                raise raw
+            return reply_of(raw)
+        except EngineUnavailable as error:
+            return error
+        except (ValueError, TypeError, IndexError) as error:
+            failure = EngineUnavailable(self._name, str(error))
+            failure.__cause__ = error
+            return failure
 
     def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Answering:
         return self._asked(TRANSFER, key, owner, *_who(claim))
