@@ -17,7 +17,7 @@ from typing import Any, Final
 from weblock._core import table
 from weblock._core.acquiring import Acquisition, Locker
 from weblock._core.holding import Anchor, Holding
-from weblock._core.keeping import Debt
+from weblock._core.keeping import Keeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,10 +372,10 @@ MUTANTS: Final = (
     ),
     Mutant(
         "what was not given back is forgotten",
-        Debt,
-        "pay",
-        "now >= self.until",
-        "True",
+        Keeper,
+        "_pay",
+        "failure and now < debt.until",
+        "False",
         ("P6",),
         seed=234,
     ),
