@@ -74,10 +74,6 @@ class LockDependency(DependencySpec, params.Depends):
         ]
         return own.replace(parameters=[*own.parameters.values()][:-1] + of_keys)
 
-    def __deepcopy__(self, _memo: object) -> Self:
-        """Return the same object, which never changes."""
-        return self
-
     async def __call__(
         self, *, connection: HTTPConnection, background: BackgroundTasks, **made: object
     ) -> RequestLease:

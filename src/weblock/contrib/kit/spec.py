@@ -89,7 +89,7 @@ class LockSpec:
         return in_order(found)
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Return itself, which never changes: Litestar copies the routers that it is given."""
+        """Return itself, which never changes: frameworks copy the routes and routers that they are given."""
         return self
 
     def __repr__(self) -> str:
