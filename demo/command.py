@@ -16,8 +16,6 @@ from rich.console import Console
 
 from demo.engine import EngineError
 from demo.framework import FRAMEWORKS
-from demo.guard.story import tell as tell_guard
-from demo.handing_over.story import tell as tell_handing_over
 from demo.process import ServerError
 from demo.story import tell
 from demo.versions.story import tell as tell_versions
@@ -32,7 +30,7 @@ with one line of weblock. Then a worker is killed while it holds the lock."""
 
 EXIT_STATUS: Final = """\
 Exit status: 0 if the race was seen, the lock held, and a waiting request took over from the killed
-worker (with --guard: if the stale commit was seen, and refused; with --hand-over: if the lock moved on to the worker); 1 if not; 2 for bad arguments, or if the engine cannot be used; 130 if interrupted."""
+worker; 1 if not; 2 for bad arguments, or if the engine cannot be used; 130 if interrupted."""
 
 
 def run() -> int:
@@ -54,11 +52,6 @@ def _story(console: Console, options: argparse.Namespace) -> Coroutine[None, Non
     if options.versions:
         requests = options.requests or 24
         return tell_versions(console, requests=requests, replicas=workers, picture=options.picture)
-    if options.guard:
-        return tell_guard(console, engine=options.engine, workers=workers)
-    if options.hand_over:
-        requests = options.requests or 6
-        return tell_handing_over(console, engine=options.engine, requests=requests, workers=workers)
     requests = options.requests or 12
     framework = FRAMEWORKS[options.framework]
     return tell(
@@ -122,7 +115,7 @@ def _arguments() -> argparse.Namespace:
         "--requests",
         type=_number(4, 500),
         metavar="N",
-        help="how many are sent (12; 24 with --versions, 6 with --hand-over)",
+        help="how many are sent (12; 24 with --versions)",
     )
     parser.add_argument(
         "--workers",
@@ -134,20 +127,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--no-color", action="store_true", help="plain text; so does NO_COLOR, and a pipe"
     )
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument(
-        "--guard",
-        action="store_true",
-        help="instead, a holder that sleeps through its lease and commits when it wakes up: without"
-        " and with the database as referee, in FastAPI with SQLAlchemy",
-    )
-    instead.add_argument(
-        "--hand-over",
-        action="store_true",
-        help="instead, a request that takes the lock, enqueues a job and answers 202: a worker takes the"
-        " lock over, GET tells the state, and a worker is killed",
-    )
-    instead.add_argument(
+    parser.add_argument(
         "--versions",
         action="store_true",
         help="instead, the same in five versions as articles have it, and in one line of weblock, on"
@@ -159,12 +139,7 @@ def _arguments() -> argparse.Namespace:
         metavar="FILE",
         help="also draw the timelines into this SVG file",
     )
-    options = parser.parse_args()
-    if options.guard and (options.requests or options.picture or options.framework != "fastapi"):
-        parser.error("--guard goes with --engine and --workers only")
-    if options.hand_over and (options.picture or options.framework != "fastapi"):
-        parser.error("--hand-over goes with --engine, --requests and --workers only")
-    return options
+    return parser.parse_args()
 
 
 def _number(least: int, most: int) -> Callable[[str], int]:

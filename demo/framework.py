@@ -38,19 +38,3 @@ FRAMEWORKS: Final = {
     ),
     "flask": Framework("Flask", FLASK, "demo/flask.py", 'locks.lock("create_item")'),
 }
-
-GUARDED: Final = Framework(
-    "FastAPI",
-    (*UVICORN, "demo.guard.app:app"),
-    "demo/guard/app.py",
-    'Depends(guarded(get_session, lock("create_item")))',
-)
-"""The one with SQLAlchemy, whose commits the database may refuse."""
-
-HANDING_OVER: Final = Framework(
-    "FastAPI",
-    (*UVICORN, "demo.handing_over.app:app"),
-    "demo/handing_over/app.py",
-    "await lease.hand_over()",
-)
-"""The one whose requests hand their lock over to a worker."""

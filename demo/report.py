@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +16,7 @@ from demo.engine import Engine
 from demo.framework import Framework
 from demo.load import Answer
 from demo.outcome import BOUND, WORK, Run, Takeover
-from demo.timeline import ASCII, UNICODE, Marks, Note, draw, legend
+from demo.timeline import ASCII, UNICODE, Marks, draw, legend
 
 LONGEST_LIST: Final = 20
 """With more requests than this, equal answers are counted instead of listed."""
@@ -99,7 +98,7 @@ def show_takeover(console: Console, takeover: Takeover) -> None:
             [death.cut(each) for each in takeover.sections],
             takeover.workers,
             console.width,
-            notes=[Note(death.worker, death.at, death.at, marks.death, "bold red")],
+            death=death,
             marks=marks,
         )
     )
@@ -116,22 +115,15 @@ def verdict(
         "only one worker had the lock: try --requests 50": locked.across,
         "no request took over from the killed worker in time": takeover.succeeded,
     }
-    return tell_whether_shown(
-        console,
-        claims,
-        f"[bold green]The lock held.[/] It is in one line of {framework.file},"
-        f" [cyan]{framework.line}[/], and nothing else differs.",
-    )
-
-
-def tell_whether_shown(console: Console, claims: Mapping[str, bool], success: str) -> int:
-    """Says which claims were not shown, or ``success``. Returns the exit status."""
     failures = [failure for failure, shown in claims.items() if not shown]
     console.print()
     for failure in failures:
         console.print(f"[bold red]Not shown:[/] {failure}.")
     if not failures:
-        console.print(success)
+        console.print(
+            f"[bold green]The lock held.[/] It is in one line of {framework.file},"
+            f" [cyan]{framework.line}[/], and nothing else differs."
+        )
     return 1 if failures else 0
 
 

@@ -51,13 +51,16 @@ async def serving(
     *,
     workers: int,
     locked: bool,
-    ttl: float | None = None,
 ) -> AsyncIterator[Application]:
-    """Runs the application while the block lasts. Raises ``ServerError`` if it does not start.
-
-    Leases last ``ttl`` seconds; ``None`` is the engine's own.
-    """
-    environment = environment_of(directory, engine, locked=locked, ttl=ttl)
+    """Runs the application while the block lasts. Raises ``ServerError`` if it does not start."""
+    environment = {
+        "DEMO_DATABASE": str(directory / "items.sqlite3"),
+        "DEMO_ENGINE": engine.url,
+        "DEMO_LOCK": "on" if locked else "off",
+        "DEMO_NAMESPACE": engine.namespace,
+        "DEMO_TTL": str(engine.ttl),
+        TRACE: str(directory / "trace.jsonl"),
+    }
     command = [*framework.command]
     with ExitStack() as stack:
         servers = [
@@ -70,17 +73,3 @@ async def serving(
         async with balancing(ports) as url:
             database, trace = (Path(environment[name]) for name in ("DEMO_DATABASE", TRACE))
             yield Application(url, [each.pid for each in servers], database, trace)
-
-
-def environment_of(
-    directory: Path, engine: Engine, *, locked: bool, ttl: float | None = None
-) -> dict[str, str]:
-    """What the application's processes read from their environment."""
-    return {
-        "DEMO_DATABASE": str(directory / "items.sqlite3"),
-        "DEMO_ENGINE": engine.url,
-        "DEMO_LOCK": "on" if locked else "off",
-        "DEMO_NAMESPACE": engine.namespace,
-        "DEMO_TTL": str(ttl or engine.ttl),
-        TRACE: str(directory / "trace.jsonl"),
-    }

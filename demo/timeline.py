@@ -31,24 +31,10 @@ class Marks(NamedTuple):
     nobody: str
     one: str
     death: str
-    """The end of a worker, or of its work."""
-    asleep: str
-    stale: str
-    """A commit of what is no longer so."""
 
 
-class Note(NamedTuple):
-    """A mark that stands in a worker's row from one moment to another, or at one."""
-
-    worker: int
-    start: float
-    end: float
-    mark: str
-    style: str
-
-
-UNICODE = Marks("·", "█", "✗", "░", "!")
-ASCII = Marks(".", "#", "x", "-", "!")
+UNICODE = Marks("·", "█", "✗")
+ASCII = Marks(".", "#", "x")
 
 
 def draw(
@@ -56,7 +42,7 @@ def draw(
     workers: Sequence[int],
     width: int,
     *,
-    notes: Sequence[Note] = (),
+    death: Death | None = None,
     marks: Marks = UNICODE,
 ) -> Text:
     """Each cell shows how many sections the worker was in: a block for one, else a number.
@@ -74,10 +60,8 @@ def draw(
     picture = Text()
     for worker, label in labels.items():
         row = _row(axis, [each for each in sections if each.worker == worker], marks)
-        for note in notes:
-            if note.worker == worker:
-                first, last = axis.cell(note.start), axis.cell(note.end)
-                row[first : last + 1] = [(note.mark, note.style)] * (last + 1 - first)
+        if death and death.worker == worker:
+            row[axis.cell(death.at)] = marks.death, "bold red"
         picture.append(f"{label:>{margin}} ", "dim").append_tokens(row).append("\n")
     picture.append(f"{TOGETHER:>{margin}} ", "bold")
     picture.append_tokens(_row(axis, sections, marks)).append("\n")

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -115,15 +114,6 @@ def workers_starting(demo: Demo) -> bool:
     return bool(list(demo.scratch.glob("*/items.sqlite3")))
 
 
-def worker_stopped(demo: Demo) -> bool:
-    """Whether a worker is stopped inside its lock."""
-    for process in servers_below(demo.scratch):
-        with suppress(OSError):  # It may have ended meanwhile.
-            if "State:\tT" in Path(f"/proc/{process}/status").read_text():
-                return True
-    return False
-
-
 @pytest.mark.parametrize(
     ("name", "framework"),
     [
@@ -158,58 +148,20 @@ def test_it_shows_the_race_and_its_end(
     assert list(scratch.iterdir()) == []
 
 
-def test_it_shows_the_stale_commit_and_its_refusal(
-    demo: Callable[..., Demo], scratch: Path
-) -> None:
-    """A holder that slept through its lease breaks the bound without the guard, and not with it."""
-    running = demo("--guard", "--no-color", "--workers", "2")
-    output, errors = running.end()
-
-    assert running.process.returncode == 0, output + errors
-    assert errors == ""
-    assert re.search(r"items made +. 4: bound of 3 BROKEN +. 3: bound of 3 kept", output)
-    assert re.search(r"that was stopped .* 503 lease_lost", output)
-    for end in ("!", "[✗x]"):
-        assert re.search(rf"worker \d+ [█#]*[░-]+[█#]*{end}", output), output
-    assert "The stale commit was refused." in output
-    assert max(map(len, output.splitlines())) <= 80
-    assert list(scratch.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["file", pytest.param("redis", marks=LONG)])
-def test_it_shows_a_lock_that_moves_on(name: str, demo: Callable[..., Demo], scratch: Path) -> None:
-    """One of the requests is accepted, a worker goes on with its fence, and a dead worker's key is free."""
-    options = () if name == "file" else ("--engine", name)
-    running = demo("--hand-over", "--no-color", "--workers", "2", *options)
-    output, errors = running.end()
-
-    assert running.process.returncode == 0, output + errors
-    assert errors == ""
-    assert len(re.findall(r"POST, 1 x +. 202 queued", output)) == 3
-    assert len(re.findall(r"POST, 5 x +. 409 lock_timeout", output)) == 3
-    (granted,) = re.findall(r"makes the report\n.*?202 queued +. +. (\d+)", output, re.DOTALL)
-    assert re.search(rf"GET +. done +. \d+ +. {granted}", output)
-    assert re.search(r"GET +. abandoned", output)
-    assert "The lock moved on with its job." in output
-    assert max(map(len, output.splitlines())) <= 80
-    assert list(scratch.iterdir()) == []
-
-
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="it looks for them in /proc")
 @pytest.mark.parametrize(
     "moment",
     [
         engine_starting,
         at_work,
-        *([workers_starting, worker_stopped] if "WEBLOCK_LONG" in os.environ else []),
+        *([workers_starting] if "WEBLOCK_LONG" in os.environ else []),
     ],
 )
 def test_it_is_clean_when_interrupted(
     moment: Callable[[Demo], bool], demo: Callable[..., Demo], scratch: Path
 ) -> None:
     """Ctrl-C, even if it is repeated, leaves no process and no file, and one line says so."""
-    guard = ("--guard",) if moment is worker_stopped else ()
-    running = demo("--engine", "redis", "--workers", "2", *guard)
+    running = demo("--engine", "redis", "--workers", "2")
     running.until(lambda: moment(running))
     while running.process.poll() is None:
         running.process.send_signal(signal.SIGINT)
@@ -229,8 +181,6 @@ def test_it_is_clean_when_interrupted(
         ("--requests", "many"),
         ("--requests", "9" * 5000),
         ("--fast",),
-        ("--guard", "--picture", "it"),
-        ("--hand-over", "--framework", "flask"),
     ],
     ids=lambda arguments: arguments[-1][:8],
 )
