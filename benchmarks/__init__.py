@@ -1,1 +1,1 @@
-"""weblock's engines beside other locks, in one run, as ratios. See ``docs/benchmarks.md``."""
+"""weblock's engines beside other locks, in one run, as ratios. See ``docs/dev/benchmarks.md``."""

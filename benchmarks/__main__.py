@@ -11,7 +11,6 @@ from pathlib import Path
 from . import (
     cases,
     far,
-    flame,
     goals,
     growth,
     machine,
@@ -21,10 +20,8 @@ from . import (
     semaphore_peers,
     web,
 )
-from .flame_svg import flame_graph
 from .measuring import Effort
-from .plot import plotted
-from .report import Findings, show, write_between_marks
+from .report import show, write_between_marks
 
 CASES = {
     **cases.CASES,
@@ -51,33 +48,16 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.rounds:
         effort = replace(effort, rounds=asked.rounds)
     machine.interrupt_on_sigterm()
-    if asked.flame:
-        return _flame(*asked.flame, seconds=1 if asked.quick else 15)
     if asked.goals:
         return _goals(effort, asked)
-    shown: list[Findings] = []
     try:
         with _cores(asked):
             for name in asked.only or (redis_peers.CASES if asked.redis else cases.CASES):
                 for findings in CASES[name](effort):
                     show(findings, markdown=asked.markdown)
-                    shown.append(findings)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    if asked.plot:
-        asked.plot.write_text(plotted(shown))
-    return 0
-
-
-def _flame(case: str, svg: str, *, seconds: float) -> int:
-    """Sample one case and draw its flame graph."""
-    if case not in flame.FLAMES:
-        print(f"no flame case {case!r}; there is {', '.join(flame.FLAMES)}", file=sys.stderr)
-        return 2
-    stacks = flame.FLAMES[case](seconds)
-    samples = sum(stacks.values())
-    Path(svg).write_text(flame_graph(stacks, f"{case}: {samples:,} samples of processor time"))
     return 0
 
 
@@ -137,13 +117,6 @@ def _parser() -> argparse.ArgumentParser:
         help="do not keep the cores awake while they have nothing to do",
     )
     parser.add_argument(
-        "--flame",
-        nargs=2,
-        metavar=("CASE", "SVG"),
-        help="where weblock's processor time goes, as a flame graph, in one of the cases "
-        + ", ".join(flame.FLAMES),
-    )
-    parser.add_argument(
         "--write",
         type=Path,
         metavar="PAGE",
@@ -151,7 +124,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=_positive, help="so many slices for each contender")
     parser.add_argument("--markdown", action="store_true", help="tables in Markdown")
-    parser.add_argument("--plot", type=Path, metavar="SVG", help="a plot of the rates, too")
     return parser
 
 

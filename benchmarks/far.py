@@ -65,7 +65,7 @@ def _at(added: float, effort: Effort) -> Findings:
 
 def _findings(added: float, trip: float, slices: dict[Peer, list[Slice]]) -> Findings:
     rates = {peer: [each.rate for each in found] for peer, found in slices.items()}
-    lines, bars = [], {}
+    lines = []
     for peer, found in slices.items():
         gaps = [1000 * gap for each in found for gap in each.gaps]
         figures = [
@@ -79,10 +79,9 @@ def _findings(added: float, trip: float, slices: dict[Peer, list[Slice]]) -> Fin
         lines.append(
             Line(peer.name, figures, None if peer is ours else paired(rates[ours], rates[peer]))
         )
-        bars[peer.name] = median(rates[peer])
     title = (
         f"Redis, one key, {WAITERS} waiters in {PROCESSES} processes, {1000 * added:g} ms of network"
         f" (a PING takes {1000 * trip:.2f} ms)"
     )
     heads = ["sections/s", "÷ push floor", "hand-off p50 / p99 ms", "Jain", "longest wait s"]
-    return Findings(title, heads, lines, bars)
+    return Findings(title, heads, lines)

@@ -109,8 +109,7 @@ def _grown(
     figures = ["", *(f"{slope:+.2f}" for slope in slopes)]
     lines.append(Line(title, figures, goals=goals if flat_from else []))
     heads = ["sections/s", "µs a section", "server µs"]
-    rates = {f"{size:,} {what}": 1e6 / cost for size, cost in whole.items()}
-    return Findings(f"Redis: how the cost grows with {what}", heads, lines, rates, compares=False)
+    return Findings(f"Redis: how the cost grows with {what}", heads, lines, compares=False)
 
 
 def _names(count: int) -> list[str]:

@@ -211,8 +211,7 @@ def _alone(title: str, rates: Rates, floor: Peer, bound: float) -> Findings:
         judged = contender.name == floor.name and ratio is not None
         goals = [Goal.at_least(bound, ratio)] if judged and ratio is not None else []
         lines.append(Line(contender.name, [f"{1e6 / rate:.1f}", f"{rate:,.0f}"], ratio, goals))
-    bars = {contender.name: median(found) for contender, found in rates.items()}
-    return Findings(title, ["µs a section", "sections/s"], lines, bars)
+    return Findings(title, ["µs a section", "sections/s"], lines)
 
 
 @contextmanager
@@ -272,7 +271,7 @@ def _commands(client: redis.Redis) -> int:
 
 def _hot_findings(waiters: int, work: float, contests: dict[Peer, _Contest]) -> Findings:
     floor = contests[peers.PUSH]
-    lines, bars = [], {}
+    lines = []
     for peer, contest in contests.items():
         rate = median(contest.rates)
         gaps = [1000 * gap for each in contest.slices for gap in each.gaps]
@@ -288,7 +287,6 @@ def _hot_findings(waiters: int, work: float, contests: dict[Peer, _Contest]) -> 
         ratio = None if peer is ours else paired(contests[ours].rates, contest.rates)
         goals = _hot_goals(peer, waiters, work, contests) if peer in _OURS else []
         lines.append(Line(peer.name, figures, ratio, goals))
-        bars[peer.name] = rate
     title = (
         f"Redis, one key, {waiters} waiters in {PROCESSES} processes, {1000 * work:g} ms of work"
     )
@@ -300,7 +298,7 @@ def _hot_findings(waiters: int, work: float, contests: dict[Peer, _Contest]) -> 
         "longest wait s",
         "commands a section",
     ]
-    return Findings(title, heads, lines, bars)
+    return Findings(title, heads, lines)
 
 
 def _hot_goals(peer: Peer, waiters: int, work: float, contests: dict[Peer, _Contest]) -> list[Goal]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -48,8 +48,6 @@ class Findings:
     title: str
     figures: Sequence[str]
     lines: Sequence[Line]
-    rates: Mapping[str, float] = field(default_factory=dict)
-    """Sections per second by contender, for a plot."""
     compares: bool = True
     """Whether there is a column of ratios."""
 

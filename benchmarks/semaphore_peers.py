@@ -38,7 +38,7 @@ CASES: dict[str, Case] = {"redis-limit": limited}
 
 def _findings(found: Contest) -> Findings:
     rates = {peer: [each.rate for each in slices] for peer, slices in found.items()}
-    lines, bars = [], {}
+    lines = []
     for peer, slices in found.items():
         fairness = median(each.jain for each in slices)
         figures = [
@@ -52,9 +52,8 @@ def _findings(found: Contest) -> Findings:
         is_ours = peer in (peers.WEBLOCK, peers.WEBLOCK_ASYNCIO)
         goals = [Goal.at_least(0.99, fairness, "Jain")] if is_ours else []
         lines.append(Line(peer.name, figures, ratio, goals))
-        bars[peer.name] = median(rates[peer])
     title = (
         f"Redis, one key, limit={LIMIT}, {WAITERS} waiters in {PROCESSES} processes,"
         f" {1000 * WORK:g} ms of work"
     )
-    return Findings(title, ["sections/s", "÷ push floor", "Jain", "longest wait s"], lines, bars)
+    return Findings(title, ["sections/s", "÷ push floor", "Jain", "longest wait s"], lines)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Self
 
 from . import machine
@@ -53,16 +52,14 @@ class UvicornServer:
 
     app: WebApp
     slices: list[_Slice] = field(default_factory=list)
-    serve: Callable[[WebApp, Connection], None] = serve
-    """What the process does; it is given the other end of ``pipe``."""
 
     def __enter__(self) -> Self:
         self._stack = ExitStack()
-        self.pipe, theirs = machine.processes.Pipe()
-        process = machine.processes.Process(target=self.serve, args=(self.app, theirs))
+        ours, theirs = machine.processes.Pipe()
+        process = machine.processes.Process(target=serve, args=(self.app, theirs))
         self._stack.enter_context(machine.ended([process]))
         process.start()
-        address = ("127.0.0.1", self.pipe.recv())
+        address = ("127.0.0.1", ours.recv())
         assert process.pid
         self._clock = ~process.pid << 3 | _SCHEDULED
         self._selector = self._stack.enter_context(selectors.DefaultSelector())

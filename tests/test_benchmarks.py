@@ -18,8 +18,6 @@ from benchmarks import machine
 from benchmarks.__main__ import main
 from benchmarks.contenders import Blocking
 from benchmarks.distance import distant
-from benchmarks.flame import sampled
-from benchmarks.flame_svg import flame_graph
 from benchmarks.goals import Race, Racer
 from benchmarks.growth import exponent
 from benchmarks.measuring import Effort
@@ -69,54 +67,11 @@ def test_a_distant_server_is_heard_later_and_in_order() -> None:
             echoing.result(timeout=60)
 
 
-def test_the_processor_time_of_a_function_is_sampled_with_its_callers() -> None:
-    """A stack names the function that computes, and what has called it, from the outside in."""
-
-    def compute() -> int:
-        return sum(range(1000))
-
-    with sampled() as stacks:
-        while not any(stack[-1].endswith(":compute") for stack in tuple(stacks)):
-            compute()
-    (stack, *_) = (each for each in stacks if each[-1].endswith(":compute"))
-    assert stack[-2].endswith(
-        "test_benchmarks.py:test_the_processor_time_of_a_function_is_sampled_with_its_callers"
-    )
-
-
-def test_a_flame_graph_is_as_wide_as_the_time_it_shows() -> None:
-    """Each function has its share, what all stacks begin with is left out, and so is what is rare."""
-    stacks = {
-        ("a.py:main", "weblock/aio.py:hold", "weblock/aio.py:acquire"): 600,
-        ("a.py:main", "python3.11/asyncio/events.py:_run"): 399,
-        ("a.py:main", "python3.11/asyncio/events.py:_run", "b.py:rare<lambda>"): 1,
-    }
-    svg = flame_graph(stacks, "one & all")
-    assert "<title>weblock/aio.py acquire: 60.0%</title>" in svg
-    assert "<title>python3.11/asyncio/events.py _run: 40.0%</title>" in svg
-    assert "main" not in svg
-    assert "rare" not in svg
-    assert "one &amp; all" in svg
-    with pytest.raises(ValueError, match="nothing was sampled"):
-        flame_graph({}, "empty")
-
-
-def test_a_flame_graph_of_an_unknown_case_names_those_there_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A mistake in the name is answered with the names, and nothing is written."""
-    assert main(["--flame", "webb", str(tmp_path / "out.svg")]) == 2
-    assert "redis-tasks" in capsys.readouterr().err
-    assert not any(tmp_path.iterdir())
-
-
-def test_the_redis_engine_is_measured_beside_other_locks(tmp_path: Path) -> None:
-    """Its cases start a server of their own; a plot of the rates is written where it is wanted."""
-    plot = tmp_path / "plot.svg"
-    printed = benchmark("--only=redis-alone", "--plot", str(plot))
+def test_the_redis_engine_is_measured_beside_other_locks() -> None:
+    """Its cases start a server of their own."""
+    printed = benchmark("--only=redis-alone")
     assert "**Redis, no contention, blocking, one thread**" in printed
     assert "| redis-py Lock |" in printed
-    assert ">weblock, asyncio</text>" in plot.read_text()
 
 
 def test_the_postgresql_engine_is_measured_beside_advisory_locks() -> None:
