@@ -187,3 +187,26 @@ def test_a_lease_that_the_view_ends_before_the_commit_is_explained(
     assert f"commit before {end}()" in response.json()["debug"]
     assert "in transaction.on_commit" in caplog.text
     assert Item.objects.count() == 0
+
+
+@pytest.mark.parametrize(("last", "status"), [("unused", 201), ("read", 201), ("written", 503)])
+def test_a_lease_that_ends_after_the_first_of_two_commits(
+    last: str, status: int, serve: Any, database: Any
+) -> None:
+    """Of two databases with ATOMIC_REQUESTS, the second may commit after it only if nothing was written there."""
+
+    @lock("items")
+    def view(request: Any) -> HttpResponse:
+        Item.objects.create()
+        if last == "read":
+            Item.objects.using("lite").count()
+        if last == "written":
+            Item.objects.using("lite").create()
+        transaction.on_commit(request.weblock.release)
+        return HttpResponse(status=201)
+
+    serve(items=view)
+    database("default", "lite", ATOMIC_REQUESTS=True)
+    assert fetch("/items").status_code == status
+    assert Item.objects.count() == 1
+    assert Item.objects.using("lite").count() == 0

@@ -75,6 +75,8 @@ class ViewLeases(RequestLeases[BaseLease]):
         self._by_lock: dict[ViewLock, tuple[CheckedKey, ...]] = {}
         self.has_committed = False
         """Whether a COMMIT of this request has succeeded."""
+        self.written_to: Final[set[Any]] = set()
+        """The connections on which this request has written something that is not committed."""
         self.guard: Guard | None = self._outer.guard if self._outer else None
         """The leases whose fences are in the databases."""
 
