@@ -12,7 +12,7 @@ The functions that each request calls are those of the classes themselves, which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from operator import attrgetter
 from typing import Any, Final, Literal
 
@@ -73,9 +73,12 @@ def leave(lease: BaseLease) -> None:
     lease._leave()
 
 
-def rest(locks: Face) -> None:
-    """Free what ``close`` frees, until the locks are used again: an application may start again."""
-    locks._rest()
+def rest(locks: Face, *, unless: Collection[object] = ()) -> None:
+    """Free what ``close`` frees, until the locks are used again: an application may start again.
+
+    Do nothing if ``unless``, to which other threads may add, contains anything.
+    """
+    locks._rest(unless)
 
 
 def close(locks: Face) -> None:

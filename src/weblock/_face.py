@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, Generic, Literal, NamedTuple, TypeVar, Unpack
 
@@ -421,7 +421,7 @@ class Face:
                 opening.leave()
             self._rests = False
 
-    def _rest(self) -> None:
+    def _rest(self, unless: Collection[object] = ()) -> None:
         """Free what ``close`` frees, until these locks are used again.
 
         An application may shut down and start again in one process, as test suites do. The locks
@@ -430,7 +430,11 @@ class Face:
         if getpid() != process.pid:
             enter_child()
         with registering():
-            self._rests = True
+            # In this order: a server that starts after the look opens the locks again.
+            rested, self._rests = self._rests, True
+            if unless:
+                self._rests = rested
+                return
             locker, user = self._locker, self._user
         _end(locker, user)
 

@@ -126,6 +126,42 @@ class TestTheLayer:
         await RequestLayer(app, mine, owns_locks=True)({"type": "lifespan"}, None, told)
         assert done == ["closed", "told"]
 
+    async def test_the_last_server_to_shut_down_frees_the_locks(self, url):
+        """A server that shuts down takes no lease from requests of another one in the process."""
+        mine = AsyncLocks.from_url(url)
+        holds, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def app(scope, receive, send):
+            if scope["type"] == "lifespan":
+                while (message := await receive())["type"] != "lifespan.shutdown":
+                    await send({"type": f"{message['type']}.complete"})
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+            await request_locks(scope).acquire("x")
+            holds.set()
+            await goes_on.wait()
+            await send(START)
+            await send(BODY)
+
+        layer = RequestLayer(app, mine, owns_locks=True)
+        servers = [Exchange(kind="lifespan") for _ in range(2)]
+        running = [each.served_by(layer) for each in servers]
+        for each in servers:
+            each.says({"type": "lifespan.startup"})
+            await eventually(lambda each=each: each.sent)
+        request = Exchange()
+        serving = request.served_by(layer)
+        await holds.wait()
+        servers[0].says({"type": "lifespan.shutdown"})
+        await running[0]
+        goes_on.set()
+        await serving
+        assert request.status == 200
+        assert not mine._rests
+        servers[1].says({"type": "lifespan.shutdown"})
+        await running[1]
+        assert mine._rests
+
     async def test_an_error_after_the_response_began_to_wait_leaves_nothing_to_send(self, locks):
         """A response that was discarded is not sent later by its timer."""
 

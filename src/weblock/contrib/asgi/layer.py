@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from ..._adapting import rest
 from ..._options import Duration, seconds
@@ -39,8 +40,8 @@ class RequestLayer:
     and what follows it, background tasks say, still runs inside the lock.
 
     With ``of_rules``, it acquires for the rules of a middleware, and an application inside may have locks
-    of its own. With ``owns_locks``, the locks free their connections when the application shuts down; they open
-    again when they are used again. ``before_start`` is called before the first request is
+    of its own. With ``owns_locks``, the locks free their connections when the application shuts down on
+    the last of the servers that have started it; they open again when they are used again. ``before_start`` is called before the first request is
     served: what it raises is why the application does not start. ``answer`` gives the response to an
     error of weblock, instead of its problem, where the application has not given one.
     """
@@ -62,6 +63,8 @@ class RequestLayer:
         self.hold_back = seconds_or_none(hold_back)
         self.answer = answer or answers(ProblemResponse)
         self._owns_locks = owns_locks
+        self._lifespans: Final[set[object]] = set()
+        """One for each server that has started the application and not yet shut it down."""
         self._before_start = before_start
         watch_sessions()
 
@@ -115,17 +118,22 @@ class RequestLayer:
         self._before_start = None
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        lifespan = object()
+        self._lifespans.add(lifespan)
+
         async def rest_and_send(message: Message) -> None:
             if message["type"].startswith("lifespan.shutdown."):
-                await self._rest()  # A server may cancel us when it has had this.
+                self._lifespans.discard(lifespan)
+                # A server may cancel us when it has had this.
+                await beside_loop(partial(rest, self.locks, unless=self._lifespans))
             await send(message)
 
         # An application that returns or raises here knows no lifespan, and serves requests all the
         # same; or it has failed to start. Either way nobody tells when the locks are needed no more.
-        await self._app(scope, receive, rest_and_send)
-
-    async def _rest(self) -> None:
-        await beside_loop(partial(rest, self.locks))
+        try:
+            await self._app(scope, receive, rest_and_send)
+        finally:
+            self._lifespans.discard(lifespan)
 
 
 class _Exchange:
