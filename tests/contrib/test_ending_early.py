@@ -43,6 +43,27 @@ def is_watched_by_its_own_read(exchange):
 
 
 class TestPartsThatOutliveTheRequest:
+    @pytest.mark.parametrize("kind", ["http", "websocket"])
+    async def test_a_key_that_was_released_is_acquired_again(self, locks, kind):
+        """A request that releases a key has no claim to it; what it still holds is not waited for."""
+        fences = []
+
+        async def app(scope, receive, send):
+            mine = request_locks(scope)
+            await mine.acquire("a")
+            both = await mine.acquire("a", "b")
+            await (await mine.acquire("b", "c")).release()
+            async with locks.hold("b", wait=0) as other:
+                fences.append(other.fence)
+            again = await mine.acquire("a", "b", wait=0)
+            assert again.held
+            assert again.fences["a"] == both.fences["a"]
+            fences.append(again.fences["b"])
+
+        await Exchange(kind=kind).served_by(RequestLayer(app, locks))
+        assert fences == sorted(fences)
+        assert await locks.try_acquire("a", "b", "c")
+
     async def test_a_lease_that_comes_after_the_end_is_given_back(self, locks):
         """A part of a request that got its lease after the request had ended keeps nobody out."""
         parts = []

@@ -21,8 +21,9 @@ from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import quote
 from weakref import ref
 
-from ..._adapting import Acquired, acquire, joined, kind_of, place_of, terms_of
+from ..._adapting import Acquired, acquire, holdings_of, joined, kind_of, place_of, terms_of
 from ..._core.acquiring import Caller
+from ..._core.holding import Status
 from ..._face import BaseLease, Face
 from ..._options import HoldOptions
 from ..._platform.forks import enter_child, getpid, process
@@ -102,9 +103,9 @@ class RequestLeases(Generic[L]):
     ) -> L:
         """Return a lease of just these keys, which ``in_order`` gave.
 
-        Those that the request holds are not acquired again. Raises what ``Locks.acquire`` raises,
-        ``LeaseLost`` for a lease that was lost meanwhile, and ``ConfigurationError`` when the request
-        has ended, for nobody would release.
+        Those that the request holds are not acquired again; those that it has released, or handed
+        over, are. Raises what ``Locks.acquire`` raises, ``LeaseLost`` for a lease that was lost
+        meanwhile, and ``ConfigurationError`` when the request has ended, for nobody would release.
         """
         if self.over:
             raise self._has_ended()
@@ -144,8 +145,12 @@ class RequestLeases(Generic[L]):
         return [key for key in keys if not self.holds(locks, key)]
 
     def holds(self, locks: Face, key: str) -> bool:
-        """Return whether the request holds a key, by locks of either face."""
-        return (place_of(locks), key) in self._by_key
+        """Return whether the request holds a key, by locks of either face, and has not released it."""
+        lease = self._by_key.get((place_of(locks), key))
+        return lease is not None and not any(
+            each.status is Status.RELEASED and unqualified(each.key) == key
+            for each in holdings_of(lease)
+        )
 
     def refuse_upgrades(
         self, locks: Face, keys: Sequence[CheckedKey], options: HoldOptions
