@@ -1,4 +1,4 @@
-"""What weblock changes in other packages' objects, since they have no hook for it: see docs/architecture.md.
+"""What weblock changes in other packages' objects, since they have no hook for it: see docs/dev/architecture.md.
 
 Each test fails when the package may have one.
 """

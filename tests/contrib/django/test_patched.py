@@ -1,6 +1,6 @@
 """What weblock changes in Django's objects: each test fails when Django may have a hook for it.
 
-docs/architecture.md lists the patches, and tests/contrib/test_patched.py is about other packages.
+docs/dev/architecture.md lists the patches, and tests/contrib/test_patched.py is about other packages.
 """
 
 from __future__ import annotations
