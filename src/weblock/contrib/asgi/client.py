@@ -49,8 +49,14 @@ class Inbox:
     After the last part of a stream, it sees one even if the server has not told it, for the stream may be held
     back: an application that listens while it streams, as Litestar's does, ends only then.
     """
+    cut_off = False
+    """Whether the server has cancelled the request while it held a lock, so that it runs to its end.
+
+    What waits for the client waits no longer: the rest of a body or a message of a websocket does not
+    come, and what is sent at once, as part of a stream or to a websocket, fails.
+    """
     _over: asyncio.Future[None] | None = None
-    """Done when the last part of a stream was made."""
+    """Done when an application that waits for a message is to check whether it may still get one."""
     _waits = 0
     turn: asyncio.Future[None] | None = None
     """Done when the task of the request that acquires at this moment has done so."""
@@ -62,16 +68,17 @@ class Inbox:
     _gave_up = False
     _unwanted = False
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, kind: str) -> None:
         self._receive = receive
+        self._kind = kind
         self._ahead: deque[Message] = deque()
 
     async def receive(self) -> Message:
         """Return the next message, for the application."""
         while not self._ahead:
-            if self._is_over:
-                return {"type": "http.disconnect"}
-            if self._whole and (self.withholds or self._pending):
+            if self._is_over or (self.cut_off and not self._whole):
+                return {"type": f"{self._kind}.disconnect"}
+            if self.withholds or (self._whole and self._pending):
                 await self._until_more_or_over()
             elif self._pending is None:
                 self._ahead.append(await self._directly())
@@ -100,9 +107,18 @@ class Inbox:
     def end_stream(self) -> None:
         """Tell a disconnect to an application that has made the last part of its response."""
         self._streams, self._is_over = False, True
-        if self._over and not self._over.done():
-            self._over.set_result(None)
+        self._look_again()
         self._tell()
+
+    def cut(self) -> None:
+        """Let what waits for the client wait no longer: see ``cut_off``."""
+        self.cut_off = True
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._over:
+            self._over.set_result(None)
+            self._over = None
 
     def follow_wait(self, goes_on: bool) -> None:  # noqa: FBT001 - a callback
         """Tell a disconnect to an application whose own lock waits, until that is over."""
@@ -169,13 +185,13 @@ class Inbox:
             self._gave_up = True
             self.waiter.cancel()
 
-    def close(self, kind: str) -> None:
+    def close(self) -> None:
         """End the call that is under way: the response is complete.
 
         The inbox then refers to the server no more. A server's ``receive`` refers to the scope, and the
         scope to the inbox: such a cycle per request would be left to the garbage collector.
         """
-        self._receive = _NOTHING_MORE[kind]
+        self._receive = _NOTHING_MORE[self._kind]
         if self.withholds:
             self.withholds = False
             if self._withheld:
@@ -206,9 +222,9 @@ class Inbox:
         pending.result()
 
     async def _until_more_or_over(self) -> None:
-        self._over = self._over or asyncio.get_running_loop().create_future()
+        self._over = over = self._over or asyncio.get_running_loop().create_future()
         self._pending = pending = self._pending or asyncio.ensure_future(self._read_ahead())
-        await asyncio.wait({pending, self._over}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({pending, over}, return_when=asyncio.FIRST_COMPLETED)
         if pending.done() and not pending.cancelled():
             pending.result()
 
@@ -396,12 +412,19 @@ class Outbox(Output):
             if is_end:
                 return self._end(message)
             if goes_on:
+                self._refuse_if_cut_off()
                 self._inbox.begin_stream()
                 if self.on_stream:
                     self.on_stream()
+        elif message["type"] == "websocket.send":
+            self._refuse_if_cut_off()
         elif message["type"] == "websocket.close":
             self.closed = True
         return self._send(message)
+
+    def _refuse_if_cut_off(self) -> None:
+        if self._inbox.cut_off:  # The error that servers raise when the client has gone.
+            raise ConnectionAbortedError("the server has cancelled the request")
 
     async def _end(self, message: Message) -> None:
         """Send the last part. Only then it is over: what listens may cancel what still sends."""

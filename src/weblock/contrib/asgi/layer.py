@@ -11,7 +11,9 @@ the application, the release, ``Outbox`` (what the client is sent).
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Final
 
@@ -94,7 +96,9 @@ class RequestLayer:
         try:
             # In a task of its own, also where nothing is locked: nobody knows that beforehand, and
             # what cancels ours must not cancel locked work.
-            if loss := await to_its_end(exchange.work, outbox.loop, may_end=request.leave):
+            if loss := await to_its_end(
+                exchange.work, outbox.loop, may_end=request.leave, scope=exchange.scope
+            ):
                 await exchange.answer_loss(loss)
             await outbox.finish()
         except asyncio.CancelledError:
@@ -103,7 +107,7 @@ class RequestLayer:
         except Exception as error:  # noqa: BLE001 - it is raised again, unless it is answered
             await exchange.answer_error(error)
         finally:
-            exchange.inbox.close(scope["type"])
+            exchange.inbox.close()
 
     async def _start(
         self, before_start: Callable[[], None], scope: Scope, receive: Receive, send: Send
@@ -139,7 +143,7 @@ class RequestLayer:
 class _Exchange:
     """One request and its response: what is done when it is the application's turn, and after it."""
 
-    __slots__ = ("_answer_to", "_app", "_receive", "_scope", "inbox", "outbox", "request")
+    __slots__ = ("_answer_to", "_app", "_receive", "_scope", "inbox", "outbox", "request", "scope")
 
     def __init__(
         self,
@@ -155,18 +159,22 @@ class _Exchange:
         self._scope = scope
         self._receive = receive
         self._answer_to = layer.answer
-        self.inbox = inbox = Inbox(receive)
+        self.inbox = inbox = Inbox(receive, scope["type"])
         loop = asyncio.get_running_loop()
         self.outbox = outbox = Outbox(send, inbox, loop, layer.hold_back)
         self.request = AsyncRequestLocks(layer.locks, scope, inbox, outbox, within=outer)
         self.request.of_rules = layer.of_rules
+        anyio = sys.modules.get("anyio")
+        self.scope = anyio.CancelScope() if anyio else None
+        """What anyio cancels of the request, if the application may use anyio."""
 
     async def work(self, ended: asyncio.Future[None]) -> LeaseLost | None:
         """Run the application, and release when it has ended, however it ended."""
         request, loss = self.request, None
         part_of.set(request.flow)
         try:
-            await self._app(self._scope, self.inbox.receive, self.outbox.send)
+            with self.scope or nullcontext():
+                await self._app(self._scope, self.inbox.receive, self.outbox.send)
         except BaseException as error:
             if not request.interrupted:
                 raise

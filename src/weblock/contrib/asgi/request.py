@@ -256,13 +256,15 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
             self._outbox.on_stream = functools.partial(self.interrupt, task)
 
     def leave(self) -> bool:
-        """Record that the client has disconnected, and return whether the work may be cancelled.
+        """Record that the request was cancelled, and return whether the work may be cancelled.
 
-        Work inside a lock may not, unless it is a stream; but it waits for no other lock then.
+        Work inside a lock may not, unless it is a stream; but it waits for no other lock then, nor for
+        its client.
         """
         if not self.leases or self.streams:
             return True
         self._client.leave()
+        self._inbox.cut()
         return False
 
     def kind_of_lease(self, locks: Face) -> type[RequestLease]:  # noqa: ARG002 - of either face

@@ -11,10 +11,12 @@ them: on the blocking face they never suspend.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from contextvars import Context
 from itertools import groupby
 from typing import Any, Final, Generic, Self, TypeVar
@@ -303,36 +305,44 @@ async def to_its_end(
     *,
     may_end: Callable[[], bool],
     context: Context | None = None,
+    scope: Any = None,
 ) -> T:
     """Return what ``work`` returns, or raise what it raises, from a task of its own.
 
-    So what cancels a request does not cancel what it does inside its lock, unless ``may_end`` says
-    that it may: otherwise it runs to its end, and only then that it was to be cancelled is said.
+    So what cancels a request does not cancel what it does inside its lock, unless ``may_end`` returns
+    that it may: otherwise it runs to its end, and only then the cancellation is raised again, unchanged.
     ``work`` is given a future, and resolves it as the last thing that it does, unless it is done: the
     waiting for it was cancelled. To wait for it is cheaper than to wait for a task.
+
+    anyio and ``asyncio.timeout`` recognize only their own cancellation, so it is not replaced. ``scope`` is a
+    cancel scope of anyio that ``work`` has entered. If anyio cancels the request, anyio also cancels the
+    work, so that the shields inside the work count.
     """
     ended: asyncio.Future[None] = loop.create_future()
     # Not by the loop's ``create_task``: on Python 3.12 and 3.13 it starts no task at once.
     task = asyncio.Task(work(ended), loop=loop, context=context, **_BEGUN_AT_ONCE)
-    cancelled = False
-    while not task.done():
-        try:
-            # Nobody resolves the future of work that was cancelled before it began.
-            await (_end_of(task) if cancelled else ended)
-        except asyncio.CancelledError:
-            cancelled = True
-            if may_end():
-                task.cancel()
-    if cancelled:
+    try:
+        await ended
+    except asyncio.CancelledError:
+        anyio = sys.modules.get("anyio")
+        by_anyio = anyio is not None and anyio.current_effective_deadline() == -math.inf
+        cancel = scope.cancel if scope and by_anyio else task.cancel
+        if may_end():
+            cancel()
+        # anyio would repeat its cancellation at each turn of the loop.
+        with anyio.CancelScope(shield=True) if anyio else nullcontext():
+            while not task.done():  # Work that was cancelled before it began resolves nothing.
+                try:
+                    await asyncio.wait({task})
+                except asyncio.CancelledError:
+                    if may_end():
+                        task.cancel()
         error = None if task.cancelled() else task.exception()
         if error and ClientGone not in (type(error), type(error.__cause__)):
-            logger.error("a request failed after it was cancelled", exc_info=error)
-        raise asyncio.CancelledError
+            # Of the work, not the cancellation that is handled here.
+            logger.error("a request failed after it was cancelled", exc_info=error)  # noqa: TRY400
+        raise
     return task.result()
-
-
-async def _end_of(task: asyncio.Task[Any]) -> None:
-    await asyncio.wait({task})
 
 
 _BEGUN_AT_ONCE: Final[Mapping[str, Any]] = (
