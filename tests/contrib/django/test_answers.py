@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -9,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient
+from django.test import AsyncClient, Client
+from rest_framework.authentication import BasicAuthentication, SessionAuthentication
 from rest_framework.decorators import api_view
-from rest_framework.renderers import BaseRenderer, JSONRenderer
+from rest_framework.renderers import BaseRenderer, BrowsableAPIRenderer, JSONRenderer
 from rest_framework.response import Response
-from rest_framework.versioning import QueryParameterVersioning
+from rest_framework.versioning import AcceptHeaderVersioning, QueryParameterVersioning
 from rest_framework.views import APIView, exception_handler
 from rest_framework.viewsets import ViewSet
 
@@ -212,6 +216,60 @@ async def test_rest_framework_negotiates_refusals(bare: None, serve: Any) -> Non
             assert response.json()["version"] == "2"
 
 
+class Realistic(ViewSet):
+    """What needs more of its request than its data: versions by header, and clients with passwords."""
+
+    authentication_classes = (BasicAuthentication,)
+    versioning_class = AcceptHeaderVersioning
+    renderer_classes = (JSONRenderer, BrowsableAPIRenderer)
+
+    @lock("items", wait=0)
+    def touch(self, request: Any) -> Response:
+        return Response()
+
+    @lock("item:{query.pk}")
+    def invalid(self, request: Any) -> Response:
+        return Response()
+
+    @lock("lost")
+    def lost(self, request: Any) -> Response:
+        locks["default"].force_release("lost")
+        with suppress(LeaseLost):
+            request.weblock.extend(1)
+        return Response()
+
+
+def curious_handler(error: Exception, context: Any) -> Response | None:
+    """One that reads what the framework has settled before a handler of its own is called."""
+    request = context["request"]
+    assert request.accepted_renderer
+    assert not request.user.pk
+    return exception_handler(error, context)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("accept", ["application/json; version=2", "text/html"])
+@pytest.mark.parametrize(("path", "status"), [("touch", 409), ("invalid", 400), ("lost", 503)])
+async def test_rest_framework_has_settled_a_refused_request(
+    path: str, status: int, accept: str, serve: Any, settings: Any
+) -> None:
+    """Refusals have what handlers and renderers read: renderer, version, user, and the action's methods.
+
+    A client with a wrong password is refused as others are, and anonymous.
+    """
+    settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": f"{__name__}.curious_handler"}
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "APP_DIRS": True}]
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "rest_framework"]
+    serve(**{path: Realistic.as_view({"post": path})})
+    headers = {"Accept": accept}
+    if path != "lost":  # Its view would not begin.
+        headers["Authorization"] = "Basic " + b64encode(b"ada:wrong").decode()
+    async with async_locks["default"].hold("items"):
+        response = await sync_to_async(fetch)(f"/{path}", **headers)
+    assert response.status_code == status
+    assert response["Allow"] == "POST, OPTIONS"
+
+
 def own_handler(error: Exception, context: Any) -> Response | None:
     """An exception handler as projects have it: it puts all errors into one form."""
     response = exception_handler(error, context)
@@ -243,6 +301,39 @@ async def test_rest_framework_handles_refusals(
     settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": f"{__name__}.silent_handler"}
     for response in await responses():
         assert response["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("password", "status", "answered"),
+    [
+        ("right", 200, "user:7"),
+        (None, 200, "user:None"),
+        ("wrong", 403, {"detail": "Invalid username/password."}),
+    ],
+)
+def test_a_key_function_reads_the_user_of_rest_framework(
+    password: str | None, status: int, answered: Any, serve: Any
+) -> None:
+    """``request.user`` is the view's own in a key function; whom the view refuses is refused as it does."""
+    User.objects.create_user("ada", password="right", pk=7)
+
+    class Orders(Realistic):
+        versioning_class = None  # type: ignore[assignment]
+        # The first would take a user that is left on the request for that of a session.
+        authentication_classes = (SessionAuthentication, BasicAuthentication)  # type: ignore[assignment]
+
+        @lock(lambda request: f"user:{request.user.pk}")
+        def touch(self, request: Any) -> Response:
+            return Response(request.weblock.key)
+
+    serve(items=Orders.as_view({"post": "touch"}))
+    sent = b64encode(f"ada:{password}".encode()).decode()
+    headers = {"Authorization": f"Basic {sent}"} if password else {}
+    in_thread = Client(enforce_csrf_checks=True).post("/items", headers=headers)
+    in_task = async_to_sync(AsyncClient(enforce_csrf_checks=True).post)("/items", headers=headers)
+    for response in (in_thread, in_task):
+        assert (response.status_code, response.json()) == (status, answered)
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/html"])

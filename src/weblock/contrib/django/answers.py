@@ -12,7 +12,8 @@ from typing import Any, Final, TypeVar
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.conf import settings as django_settings
-from django.http import HttpRequest, HttpResponse
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
 from django.template.exceptions import TemplateDoesNotExist
 from django.template.loader import select_template
 from django.utils.cache import patch_vary_headers
@@ -21,7 +22,7 @@ from ...errors import LockTimeout, WeblockError
 from ..kit import Problem, Rewrite, problem_of
 from . import settings
 from .internals import has_ninja_handler
-from .view_lock import DEFAULT, Call, ViewLock
+from .view_lock import DEFAULT, Call, ViewLock, is_rest, rest_view
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,6 +66,23 @@ async def answer_for(
     return answered
 
 
+async def answer_for_refusal(
+    request: HttpRequest, error: Exception, call: Call
+) -> HttpResponse | None:
+    """Return the response to what a key function has raised, if a view of REST framework answers it itself.
+
+    The client cannot be authenticated, for example.
+    """
+    if not is_rest(request):
+        return None
+    from rest_framework.exceptions import APIException  # Only projects that use it have it.
+
+    if not isinstance(error, (APIException, Http404, PermissionDenied)):
+        return None
+    answered: HttpResponse = await call(_handled_by_rest, request, error)
+    return answered
+
+
 def _settings(lock: ViewLock | None) -> settings.AliasSettings | None:
     alias = lock.alias if lock else DEFAULT
     return settings.of_alias(alias) if alias in settings.aliases() else None
@@ -85,9 +103,8 @@ def _making(
     problem = problem_of(error, rewrite, debug=django_settings.DEBUG)
     if problem is None:
         return None
-    match = request.resolver_match
     form: Callable[[HttpRequest, Problem, WeblockError], HttpResponse]
-    if match and _rest_class(match.func):
+    if is_rest(request):
         form = _of_rest
     elif (api := getattr(request, _NINJA_API, None)) and has_ninja_handler(
         api, error, WeblockError
@@ -161,36 +178,40 @@ def _of_ninja(request: HttpRequest, problem: Problem, error: WeblockError) -> Ht
     return _with_headers(response, problem)
 
 
-def _rest_class(view: Any) -> Any:
-    """Return the class of a view of Django REST framework."""
-    cls = getattr(view, "cls", None)
-    return cls if hasattr(cls, "handle_exception") and hasattr(cls, "finalize_response") else None
-
-
 def _of_rest(request: HttpRequest, problem: Problem, error: WeblockError) -> HttpResponse:
     """Return the response of the view's exception handler, in the format that the client accepts.
 
     Return problem details if the handler does not handle the error, or would report success: no
     work was done.
     """
-    view = _rest_view(request)
     refusal = _rest_exception(problem, error)
     try:
-        response = view.handle_exception(refusal)
+        response = _handled_by_rest(request, refusal)
     except type(refusal) as raised:
         if raised is not refusal:
             raise
         return _details(request, problem, error)
     if response.status_code < HTTPStatus.BAD_REQUEST:
         return _details(request, problem, error)
-    response = _with_headers(view.finalize_response(view.request, response), problem)
+    return _with_headers(response, problem)
+
+
+def _handled_by_rest(request: HttpRequest, error: Exception) -> HttpResponse:
+    """Return the response of the view's exception handler. Raises the error if it does not handle it."""
+    from rest_framework.exceptions import APIException  # As above.
+
+    view = rest_view(request)
+    # Handlers and the browsable API read the user, who is anonymous after an error.
+    with suppress(APIException):
+        view.perform_authentication(view.request)
+    response = view.finalize_response(view.request, view.handle_exception(error))
     made: HttpResponse = response.render() if hasattr(response, "render") else response
     return made
 
 
 def _rest_exception(problem: Problem, error: WeblockError) -> Exception:
     """Return an exception for handlers of REST framework, caused by the error of weblock."""
-    from rest_framework.exceptions import (  # Only projects that use it have it.
+    from rest_framework.exceptions import (  # As above.
         APIException,
         ErrorDetail,
     )
@@ -209,24 +230,3 @@ def _rest_exception(problem: Problem, error: WeblockError) -> Exception:
     refusal.__cause__ = error
     found: Exception = refusal
     return found
-
-
-def _rest_view(request: HttpRequest) -> Any:
-    """Return the view, prepared to render a response, without running it."""
-    from rest_framework.exceptions import APIException  # As above.
-
-    match = request.resolver_match
-    assert match
-    made: Any = match.func
-    view = made.cls(**getattr(made, "initkwargs", {}))
-    if actions := getattr(made, "actions", None):
-        view.action_map = actions
-    view.setup(request, *match.args, **match.kwargs)
-    view.request = view.initialize_request(request, *match.args, **match.kwargs)
-    view.headers = view.default_response_headers
-    # Of its initial(), what renderers and serializers need; not authentication, which may refuse.
-    view.format_kwarg = view.get_format_suffix(**match.kwargs)
-    with suppress(APIException):
-        version, scheme = view.determine_version(view.request, *match.args, **match.kwargs)
-        view.request.version, view.request.versioning_scheme = version, scheme
-    return view

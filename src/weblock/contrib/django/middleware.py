@@ -26,7 +26,7 @@ from ...errors import ConfigurationError, WeblockError
 from ...sync import Lease
 from ..kit.guarding import GuardKind
 from . import settings
-from .answers import answer_for, known_to_its_api
+from .answers import answer_for, answer_for_refusal, known_to_its_api
 from .database import refuse_split_reads
 from .internals import is_ninja_operation
 from .request import TaskLeases, ThreadLeases, ViewLeases, locks_of_request
@@ -81,17 +81,21 @@ class _Layer:
     ) -> HttpResponse | None:
         held = locks_of_request(request)
         assert held, "Django calls process_view inside the middleware"
+        if isinstance(request, ASGIRequest) and self._leases is ThreadLeases:
+            # A thread each, if not one for all, where the holder's view would have to run, too.
+            raise ConfigurationError(
+                "weblock's LockMiddleware stands before middleware that is not async, so that under"
+                " ASGI requests would wait in threads, and maybe in the one that the holder needs:"
+                " put it last into MIDDLEWARE"
+            )
         try:
-            if isinstance(request, ASGIRequest) and self._leases is ThreadLeases:
-                # A thread each, if not one for all, where the holder's view would have to run, too.
-                raise ConfigurationError(
-                    "weblock's LockMiddleware stands before middleware that is not async, so that under"
-                    " ASGI requests would wait in threads, and maybe in the one that the holder needs:"
-                    " put it last into MIDDLEWARE"
-                )
             await held.take_all(wanted, values)
         except WeblockError as error:
             if response := await answer_for(held.lock_behind(error), request, error, held.call):
+                return response
+            raise
+        except Exception as error:
+            if response := await answer_for_refusal(request, error, held.call):
                 return response
             raise
         held.show(wanted[-1], to_task=iscoroutinefunction(view))

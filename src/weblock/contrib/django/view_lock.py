@@ -10,6 +10,7 @@ import functools
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,7 @@ from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver, ge
 from django.urls.converters import StringConverter
 from django.urls.resolvers import LocalePrefixPattern
 from django.utils import translation
+from django.utils.functional import SimpleLazyObject
 
 from ..._options import HoldOptions
 from ...errors import ConfigurationError, LockTimeout
@@ -67,8 +69,10 @@ class ViewLock(LockSpec):
         Raises ``ConfigurationError`` for a part of the URL that it lacks.
         """
         made: dict[Any, object] = {}
-        for function in self.functions:
-            made[function] = await call(function, request)
+        if functions := self.functions:
+            with rest_user(request):
+                for function in functions:
+                    made[function] = await call(function, request)
         headers = request.headers  # Servers join the values of one that was sent several times.
 
         def values_for(template: KeyTemplate) -> Mapping[str, object]:
@@ -172,6 +176,74 @@ def _marks_of_methods(cls: type, handler: str) -> tuple[ViewLock, ...]:
     names = ["dispatch", handler, *(["update"] if handler == "partial_update" else [])]
     methods = (vars(base).get(name) for name in names for base in cls.__mro__)
     return tuple(dict.fromkeys(lock for each in methods for lock in marks_of(each)))
+
+
+# Views of Django REST framework.
+
+
+def is_rest(request: HttpRequest) -> bool:
+    """Return whether a view of REST framework serves the request."""
+    match = request.resolver_match
+    cls = class_of(match.func) if match else None
+    return hasattr(cls, "handle_exception") and hasattr(cls, "finalize_response")
+
+
+def rest_view(request: HttpRequest) -> Any:
+    """Return the view of REST framework as it is when it begins to authenticate, without running it."""
+    from rest_framework.exceptions import APIException  # Only projects that use it have it.
+
+    match = request.resolver_match
+    assert match
+    made: Any = match.func
+    view = made.cls(**getattr(made, "initkwargs", {}))
+    if actions := getattr(made, "actions", None):
+        view.action_map = actions
+        for method, action in actions.items():
+            setattr(view, method, getattr(view, action))
+    view.setup(request, *match.args, **match.kwargs)
+    view.request = view.initialize_request(request, *match.args, **match.kwargs)
+    view.headers = view.default_response_headers
+    view.format_kwarg = view.get_format_suffix(**match.kwargs)
+    negotiated = view.perform_content_negotiation(view.request, force=True)
+    view.request.accepted_renderer, view.request.accepted_media_type = negotiated
+    with suppress(APIException):  # A refusal is readable in any version.
+        version, scheme = view.determine_version(view.request, *match.args, **match.kwargs)
+        view.request.version, view.request.versioning_scheme = version, scheme
+    return view
+
+
+@contextmanager
+def rest_user(request: HttpRequest) -> Iterator[None]:
+    """Let key functions read ``request.user`` as a view of REST framework will find it.
+
+    Reading it authenticates, and raises what the view's authentication raises. Afterwards the request
+    is as before: the view authenticates again, and would take this user for the one of a session.
+    """
+    if not is_rest(request):
+        yield
+        return
+    before = {name: vars(request).get(name) for name in ("user", "auth")}
+
+    def put(values: Mapping[str, object]) -> None:
+        for name, value in values.items():
+            if value is not None:
+                setattr(request, name, value)
+            elif name in vars(request):
+                delattr(request, name)
+
+    def authenticate() -> object:
+        put(before)
+        try:
+            return rest_view(request).request.user
+        finally:
+            put(lazily)
+
+    lazily = {**before, "user": SimpleLazyObject(authenticate)}
+    put(lazily)
+    try:
+        yield
+    finally:
+        put(before)
 
 
 # The views that URLs lead to.
