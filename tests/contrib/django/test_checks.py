@@ -88,6 +88,9 @@ def test_a_lock_without_a_key_is_found(view: Any, project: Any) -> None:
         ({"default": {}, "jobs": {"CACHE": "default"}}, "WEBLOCK['jobs'] has 'CACHE'"),
         ({"default": {"BUSY_VIEW": "no.such.module"}}, "['BUSY_VIEW']: No module"),
         ({"default": {"RULES": [{"view": "shop:item"}]}}, "RULES"),
+        ({"default": {"RULES": [{"view": "shop:item", "key": 7}]}}, "key 7 must be a template"),
+        ({"default": {"RULES": [{"namespace": "shop", "key": None}]}}, "key None must be"),
+        ({"default": {"RULES": [{"view": "shop:item", "key": Items.post}]}}, "missing a required"),
         ("redis://localhost", "dict of aliases"),
     ],
 )

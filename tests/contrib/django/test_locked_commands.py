@@ -69,6 +69,21 @@ def test_a_command_holds_its_key() -> None:
     assert locks["default"].list() == []
 
 
+@pytest.mark.parametrize("name", ["supplier", "suplier"])
+def test_a_key_needs_its_options(name: str) -> None:
+    """A command is refused whose key names an option that was not given, or does not exist."""
+
+    class Optional(Import):
+        lock = f"import:{{{name}}}"
+
+        def add_arguments(self, parser: CommandParser) -> None:
+            parser.add_argument("--supplier")
+
+    with pytest.raises(CommandError, match=f"needs the option '{name}'") as refused:
+        call_command(Optional())
+    assert refused.value.returncode == 2
+
+
 def test_a_busy_key_ends_a_command() -> None:
     """With an exit code of its own; or it is skipped, which is no error."""
     with busy(locks["default"], "import:7", "another"):

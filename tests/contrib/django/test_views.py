@@ -357,6 +357,15 @@ def test_a_method_that_overrides_a_locked_one_is_locked(serve: Any) -> None:
     assert fetch("/item/7").json() == {"keys": [HELD]}
 
 
+@pytest.mark.parametrize(
+    "function", [lambda: "a", lambda request, pk: f"item:{pk}"], ids=["nothing", "too much"]
+)
+def test_a_key_function_is_called_with_the_request(function: Any) -> None:
+    """A function that cannot be called so is refused where it is written, and told what to read."""
+    with pytest.raises(ConfigurationError, match=r"request\.resolver_match\.kwargs"):
+        lock(function)
+
+
 @lock("item:{pk:int}")
 def any_spelling(request: HttpRequest, pk: str) -> HttpResponse:
     """A view whose URL hands over text, and whose key says that it is a number."""

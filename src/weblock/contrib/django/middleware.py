@@ -40,6 +40,7 @@ from .view_lock import (
     mark,
     mark_decorator,
     marks_of,
+    refuse_key_functions,
 )
 
 View = Callable[..., Any]
@@ -190,7 +191,8 @@ def lock(
         ConfigurationError: A key template or an option cannot work, or, at a request, a transaction
             has begun before the lock.
     """
-    wanted = ViewLock.of(keys, options, guard, alias=alias, busy_view=busy_view)
+    made = ViewLock.of(keys, options, guard, alias=alias, busy_view=busy_view)
+    wanted = refuse_key_functions(made)
 
     def decorate(view: F, *more: object, **url: object) -> F:
         if more or url or not callable(view):  # A request is served.

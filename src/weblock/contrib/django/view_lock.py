@@ -26,7 +26,7 @@ from django.utils.functional import SimpleLazyObject
 from ..._options import HoldOptions
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import CheckedKey, KeyTemplate
-from ..kit import LockSpec, methods_of, request_values
+from ..kit import LockSpec, methods_of, name_of, request_values
 
 DEFAULT: Final = "default"
 """The alias of locks that name none."""
@@ -92,6 +92,23 @@ class ViewLock(LockSpec):
             return found
 
         return self.made_of(values_for, made.__getitem__)
+
+
+def refuse_key_functions(lock: ViewLock) -> ViewLock:
+    """Return the lock. Raises ``ConfigurationError`` for a key function that no request can be passed to."""
+    for function in lock.functions:
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # Some functions in C have none.
+            continue
+        try:
+            signature.bind(None)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"key function {name_of(function)}{signature} is called with the request alone ({error}):"
+                " read parts of the URL from request.resolver_match.kwargs"
+            ) from error
+    return lock
 
 
 # Marks.
@@ -474,7 +491,7 @@ def _lock(entry: Mapping[str, Any], alias: str, given: HoldOptions) -> ViewLock 
         return None
     if exempt is not False or not keys:
         raise ConfigurationError("give either a key, or exempt=True and nothing else")
-    return ViewLock.of(keys, given, guard, alias=alias)
+    return refuse_key_functions(ViewLock.of(keys, given, guard, alias=alias))
 
 
 def _condition(entry: Mapping[str, Any]) -> Callable[[ResolverMatch], bool]:

@@ -55,7 +55,14 @@ class LockedCommand(BaseCommand):
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command, and return what it returns, while it holds its key."""
-        key = KeyTemplate.parse(self.lock).fill(options)
+        template = KeyTemplate.parse(self.lock)
+        if missing := [name for name in template.names if options.get(name) is None]:
+            raise CommandError(
+                f"the lock {self.lock!r} of this command needs the option {missing[0]!r}, which was not"
+                " given or does not exist: give it, or a default in add_arguments",
+                returncode=_CODES[ConfigurationError],
+            )
+        key = template.fill(options)
         ran = False
 
         def work() -> str | None:
