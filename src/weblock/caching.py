@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, Required, TypeVar,
 
 from ._options import SHORTEST_EXPIRY, Duration, HoldOptions, alone, seconds
 from .errors import ConfigurationError, EngineRecovering, LeaseLost, LockTimeout
-from .keys import check_key
+from .keys import check_key, signature_of
 
 R = TypeVar("R")
 
@@ -219,7 +219,7 @@ _WORDS_FOR_EXPIRY: Final = ("px", "timeout", "ttl", "ex", "expire", "expiry", "e
 _WORDS_OF_DRIVERS: Final = {"django": "timeout", "pymemcache": "expire", "pylibmc": "time"}
 """For classes whose ``set`` passes on whatever it is given, as django-redis' and ``HashClient``, or is written in C."""
 _OF_MEMCACHED: Final = {"pymemcache", "memcache", "pylibmc", "aiomcache"}
-_ANYTHING: Final = inspect.signature(lambda *args, **kwargs: None)  # noqa: ARG005
+_ANYTHING: Final = signature_of(lambda *args, **kwargs: None)  # noqa: ARG005
 _PASSED_ON: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
@@ -238,7 +238,7 @@ def _word_for_expiry(cache: object, put: Callable[..., Any]) -> str | None:
     Raises ``ConfigurationError`` if ``put`` does not tell: entries would stay forever.
     """
     try:
-        takes = inspect.signature(put)
+        takes = signature_of(put)
     except ValueError:  # It is written in C, and says nothing of its parameters.
         takes = _ANYTHING
     for word in _WORDS_FOR_EXPIRY:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -221,7 +222,7 @@ class KeyTemplate:
         ``{0}`` is the first argument, however it is passed. Raises ``ConfigurationError`` if the
         template names a parameter that the function does not have.
         """
-        signature = inspect.signature(function)
+        signature = signature_of(function)
         places = [name for name in self.names if name.isdecimal()]
         for name in self.names:
             if not (
@@ -281,6 +282,17 @@ def _place(text: str, piece: str) -> tuple[str, str]:
             f" {', '.join(sorted(CONVERTERS))}"
         )
     return name, converter
+
+
+if sys.version_info >= (3, 14):
+    import annotationlib
+
+    def signature_of(function: Callable[..., object]) -> inspect.Signature:
+        """Return what a function takes. Its annotations may have names that exist for type checkers alone."""
+        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+
+else:
+    signature_of = inspect.signature
 
 
 def _has_place(signature: inspect.Signature, place: str) -> bool:

@@ -23,7 +23,7 @@ from ..._platform.logs import logger, printable
 from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
 from ...errors import ConfigurationError, LockTimeout
-from ...keys import CheckedKey, KeyTemplate
+from ...keys import CheckedKey, KeyTemplate, signature_of
 from ...sync import Lease, Locks
 from ..kit import LONGEST_LABEL, KeyFunction, LockSpec, RequestLeases, current_book, wanted_by
 
@@ -124,7 +124,7 @@ def spec_of(task: LockedTask | type[LockedTask]) -> LockSpec:
     lock: Any = task.lock
     if inspect.ismethod(lock):  # A class makes one of a function that is its option.
         plain = lock.__func__
-        lock = lock if next(iter(inspect.signature(plain).parameters), "") == "self" else plain
+        lock = lock if next(iter(signature_of(plain).parameters), "") == "self" else plain
     keys = lock if isinstance(lock, list | tuple) else [lock]
     if not keys or not all(isinstance(key, str) or callable(key) for key in keys):
         raise ConfigurationError(
@@ -141,7 +141,7 @@ def keys_of_call(
     if not spec.functions and not any(template.names for template in spec.templates):
         # A decorator may pass the task other arguments than it is called with.
         return spec.made_of(lambda _template: {}, str)
-    call = inspect.signature(run).bind(*args, **kwargs)
+    call = signature_of(run).bind(*args, **kwargs)
     call.apply_defaults()
     values = {**call.arguments, **{str(place): each for place, each in enumerate(call.args)}}
     return spec.made_of(

@@ -18,6 +18,7 @@ from ..._adapting import when
 from ..._options import HoldOptions
 from ...aio import call_in
 from ...errors import ConfigurationError
+from ...keys import signature_of
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks
 from ..asgi.protocol import Scope
 from ..asgi.request import SCOPE_KEY
@@ -63,7 +64,7 @@ class LockDependency(DependencySpec, params.Depends):
     @property
     def __signature__(self) -> inspect.Signature:
         """What FastAPI solves before it calls this: key functions are dependencies of it."""
-        own = inspect.signature(self.__call__)
+        own = signature_of(self.__call__)
         of_keys = [
             inspect.Parameter(
                 f"key_{number}",

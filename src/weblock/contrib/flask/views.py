@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -12,7 +11,7 @@ from flask import Flask, current_app, request
 
 from ..._platform.forks import Mutex
 from ...errors import ConfigurationError
-from ...keys import CheckedKey, KeyTemplate
+from ...keys import CheckedKey, KeyTemplate, signature_of
 from ...sync import Lease, Locks
 from ..kit import LockSpec, request_values, wanted_by
 from ..wsgi import request_locks
@@ -70,7 +69,7 @@ def decorated(view: F, lock: LockSpec) -> F:
         raise TypeError('@locks.lock wants a key: write @locks.lock("create_item")')
     # Those of decorators below are acquired along with it, in one order.
     together: tuple[LockSpec, ...] = (lock, *getattr(view, _MARK, ()))
-    parameters = inspect.signature(view).parameters.values()
+    parameters = signature_of(view).parameters.values()
     defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
 
     @functools.wraps(view)

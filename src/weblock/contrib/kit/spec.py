@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final, Self
@@ -11,7 +10,7 @@ from urllib.parse import parse_qsl
 from ..._face import warn_of_templates
 from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError, InvalidKey
-from ...keys import CheckedKey, KeyTemplate, Source, check_key, in_order
+from ...keys import CheckedKey, KeyTemplate, Source, check_key, in_order, signature_of
 from .guarding import GuardKind, refuse_guard
 
 KeyFunction = Callable[..., Any]
@@ -175,7 +174,7 @@ def wanted_by(
     function: Callable[..., object], values: Mapping[str, object]
 ) -> Mapping[str, object]:
     """Return those of the values that a key function names as parameters; all, if it takes any."""
-    parameters = inspect.signature(function).parameters
+    parameters = signature_of(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return values
     return {name: values[name] for name in parameters if name in values}

@@ -14,7 +14,6 @@ settings is one of four kinds:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import signature
 from typing import Any, Final, NamedTuple, NoReturn
 
 import redis
@@ -23,6 +22,7 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 from ...errors import ConfigurationError
+from ...keys import signature_of
 from ..transport.options import checked
 from .internals import forced_master_of
 from .settings import (
@@ -171,7 +171,7 @@ def _way(connection_class: Any, kwargs: Mapping[str, Any], hook: object = None) 
     defaults = {
         name: parameter.default
         for base in connection_class.__mro__
-        for name, parameter in signature(base).parameters.items()
+        for name, parameter in signature_of(base).parameters.items()
     }
     connection: dict[str, Any] = {}
     for name, value in kwargs.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from functools import cache
-from inspect import signature
 from typing import Any, Final, cast
 
 import redis
@@ -17,6 +16,7 @@ from redis.retry import Retry
 
 from ..._core.ports import Switchboard
 from ...errors import ConfigurationError
+from ...keys import signature_of
 from .aio import AsyncioLinks, LoopLinks
 from .blocking import BlockingLink, BlockingLinks, Lent, connected
 from .calls import Layout
@@ -176,7 +176,7 @@ def quiet(connection: type) -> Mapping[str, Any]:
     The server does not need the library's name. Some releases of redis-py subscribe to notices of maintenance
     under RESP3, which nothing here expects. Each release has its own arguments.
     """
-    offered = {name for base in connection.__mro__ for name in signature(base).parameters}
+    offered = {name for base in connection.__mro__ for name in signature_of(base).parameters}
     arguments: dict[str, Any] = {}
     if "driver_info" in offered:  # 7.2 and later.
         arguments["driver_info"] = None
