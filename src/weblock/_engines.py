@@ -29,7 +29,7 @@ class _Registry:
         self.in_use: dict[Engine, _InUse] = {}
 
     def forget(self, engine: Engine) -> None:
-        for url, each in tuple(self.by_url.items()):
+        for url, each in list(self.by_url.items()):
             if each is engine:
                 self.by_url.pop(url, None)
 
@@ -57,7 +57,7 @@ class _InUse:
         """Begin anew in a forked child. The leases here are its parent's."""
         self.thread.keeper.after_fork()
         self._begin()
-        for user in tuple(self.users):
+        for user in list(self.users):
             user.connect()
 
     def store_for(self, runtime: Runtime) -> Store:
@@ -177,7 +177,7 @@ def engine_for(url: str | Sequence[str]) -> Engine:
 
 def _open(url: str | Sequence[str]) -> Engine:
     # A process with two engines in one directory could not see that it waits for itself.
-    for each in tuple(_registry.by_url.values()):
+    for each in list(_registry.by_url.values()):
         if isinstance(url, str) and each.serves(url):
             return each
     return urls.open_engine(url)

@@ -171,11 +171,11 @@ class Keeper:
 
     def together_on(self, key: str) -> Sequence[Holding]:
         """Return the leases of a key that this process has, where others may have it, too."""
-        return tuple(self.together.get(key, {}).values())
+        return list(self.together.get(key, {}).values())
 
     def waiting_for(self, key: str) -> Sequence[Kept]:
         """Return the callers of this process that have a place in the queue of a key."""
-        kept = tuple(self._kept.values())
+        kept = list(self._kept.values())
         return [each for each in kept if each.key == key and not isinstance(each, Holding)]
 
     def stake(self, hands: Hands[Any], key: str, owner: str, ttl: float) -> bool:
@@ -199,17 +199,17 @@ class Keeper:
 
     def wake(self, locker: object) -> None:
         """Wake the callers that wait by ``locker``, which has been closed: it was not the only one."""
-        for each in tuple(self._kept.values()):
+        for each in list(self._kept.values()):
             each.wake(locker)
 
     def close(self) -> None:
         """End the loop. Holders and waiters are notified, and debts are paid first."""
         self.over = True
         now = self._runtime.now()
-        for each in tuple(self._kept.values()):
+        for each in list(self._kept.values()):
             self.drop_holding(each) if isinstance(each, Holding) else self.drop(each)
             self.owe(Debt(each.key, each.owner, each.close(), now=now, until=now))
-        for stake in tuple(self.stakes.values()):
+        for stake in list(self.stakes.values()):
             # Its request is under way, or its release: nobody pays what these owe later.
             void = 2 * stake.ttl + LATEST
             self.owe(Debt(stake.key, stake.owner, void, now=now, until=now))
@@ -225,7 +225,7 @@ class Keeper:
         self._bell = self._runtime.bell()
         self._ring = self._bell.ring
         self.stakes.clear()
-        for each in tuple(self._kept.values()):
+        for each in list(self._kept.values()):
             if isinstance(each, Holding):
                 each.after_fork()
 
@@ -239,7 +239,7 @@ class Keeper:
             await self._beat(store)
             now = self._runtime.now()
             # A portion at a time: while an engine is slow to take them, leases need renewal.
-            due = [each for each in tuple(self._debts.values()) if each.due <= now]
+            due = [each for each in list(self._debts.values()) if each.due <= now]
             await self._pay(due[:PORTION], hasty)
             wakes_at = self._next_due()
             # A time that was asked for is kept, though its asker may have gone by now: where a key
@@ -282,7 +282,7 @@ class Keeper:
         left = self.together.get(holding.key)
         if left is None or left.pop(holding.owner, None) is None or left:
             return
-        for added in tuple((self.together.pop(holding.key, None) or {}).values()):
+        for added in list((self.together.pop(holding.key, None) or {}).values()):
             self._add_together(added)
 
     def _drop_owner(self, owner: str) -> None:
@@ -311,8 +311,8 @@ class Keeper:
         self.owe(Debt(stake.key, stake.owner, void, now=now, until=now + max(stake.ttl, PLACE)))
 
     def _next_due(self) -> float:
-        dues = [each.due for each in tuple(self._kept.values())]
-        dues += [debt.due for debt in tuple(self._debts.values())]
+        dues = [each.due for each in list(self._kept.values())]
+        dues += [debt.due for debt in list(self._debts.values())]
         if dues:
             return min(dues)
         self._naps = 0 if self._attended else self._naps + 1
@@ -347,7 +347,7 @@ class Keeper:
         now = self._runtime.now()
         leases: list[tuple[Kept, Pulse]] = []
         places: list[tuple[Kept, Pulse]] = []
-        for each in tuple(self._kept.values()):
+        for each in list(self._kept.values()):
             if each.due <= now + each.slack:
                 if pulse := each.pulse(now):
                     (leases if isinstance(each, Holding) else places).append((each, pulse))
@@ -356,7 +356,7 @@ class Keeper:
 
     def _a_lease_is_due(self) -> bool:
         now = self._runtime.now()
-        kept = tuple(self._kept.values())
+        kept = list(self._kept.values())
         return any(each.due <= now for each in kept if isinstance(each, Holding))
 
     async def _beat_portion(self, store: Store, portion: Sequence[tuple[Kept, Pulse]]) -> None:

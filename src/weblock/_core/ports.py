@@ -226,7 +226,7 @@ class Switchboard:
             bell.ring(message)
 
     def ring_all(self, message: Message) -> None:
-        for bell in tuple(self.bells.values()):
+        for bell in list(self.bells.values()):
             bell.ring(message)
 
 

@@ -238,7 +238,7 @@ class _Floods:
 
     @property
     def _swollen(self) -> bool:
-        return any(flood.more for flood in tuple(self._floods.values()))
+        return any(flood.more for flood in list(self._floods.values()))
 
     def admit(self, event: Event, line: _Line) -> bool:
         """Return whether to log an event now. If not, it is counted, unless its window never ends."""
@@ -273,7 +273,7 @@ class _Floods:
             time.sleep(SECOND)
             now, ended = time.monotonic(), []
             with self._guard:
-                for flood in self._floods.values():
+                for flood in list(self._floods.values()):
                     if flood.last and now >= flood.until:
                         line = _LINES[type(flood.last)]
                         ended.append((flood.last, line, flood.more - 1))
@@ -283,7 +283,7 @@ class _Floods:
                 _log(*each)
 
     def _forget(self, now: float) -> None:
-        for sort, flood in tuple(self._floods.items()):
+        for sort, flood in list(self._floods.items()):
             if now >= flood.until and not flood.more:
                 del self._floods[sort]
 

@@ -257,7 +257,7 @@ class _Everywhere:
                     return
                 while self._changes:
                     self.observers = self._changes.popleft()(self.observers)
-                for audience in tuple(self._audiences):
+                for audience in list(self._audiences):
                     audience.refresh()
             finally:
                 if taken == [True]:

@@ -191,7 +191,7 @@ class Run:
     def close(self) -> None:
         """End all but what the command has left running."""
         self._group.close()
-        for number, handler in self._handlers.items():
+        for number, handler in list(self._handlers.items()):
             signal.signal(number, handler)
 
     def ends(self, outcome: str, text: str, code: int) -> int:

@@ -80,11 +80,11 @@ class MemoryEngine(Engine):
         return {key: await self.update(key, each, patience=0) for key, each in changes.items()}
 
     async def names(self, prefix: str, *, patience: float) -> list[str]:
-        return [key for key in tuple(self.states) if key.startswith(prefix)]
+        return [key for key in list(self.states) if key.startswith(prefix)]
 
     async def mark(self, key: str, keep: float | None) -> None:
         now = self.now()
-        for each in [each for each, ends in tuple(self.marks.items()) if ends <= now]:
+        for each in [each for each, ends in list(self.marks.items()) if ends <= now]:
             self.marks.pop(each, None)
         self.marks[key] = float("inf") if keep is None else now + keep
 

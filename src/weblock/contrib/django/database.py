@@ -334,7 +334,7 @@ class Guard:
         if trouble_of(error) is not Trouble.CONFLICT:
             return error
         for guarded in self.leases():
-            for alias in guarded.written_to:
+            for alias in list(guarded.written_to):
                 try:
                     guarded.runner(connections[alias]).look(guarded.mark)
                 except StaleFence as stale:

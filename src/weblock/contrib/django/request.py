@@ -110,7 +110,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         if self._refused and self._refused[1]() is error:
             return self._refused[0]
         key = getattr(error, "key", None)
-        inner_first = list(reversed(self._by_lock))
+        inner_first = list(self._by_lock)[::-1]
         for lock in inner_first:
             if key in self._by_lock[lock]:
                 return lock

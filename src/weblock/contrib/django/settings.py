@@ -301,7 +301,7 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
     def close_where(self, is_over: Callable[[str], bool]) -> None:
         """Close the locks on engines that are no longer needed, such as those of a test."""
         with self._guard.lock:
-            gone = {key: made for key, made in self._made.items() if is_over(made.engine)}
+            gone = {key: made for key, made in list(self._made.items()) if is_over(made.engine)}
             for key in gone:
                 del self._made[key]
         for made in gone.values():

@@ -195,7 +195,7 @@ class Metrics:
         self._answer.record(event.duration, attributes)
 
     def _observe_engines(self, _options: CallbackOptions) -> Iterable[Observation]:
-        for engine, up in tuple(self._engines.items()):
+        for engine, up in list(self._engines.items()):
             yield Observation(up, {"weblock.engine": engine})
 
 

@@ -370,7 +370,7 @@ class _Guard:
 
     def _check_all(self) -> None:
         """Check with each database that was written to; it then keeps others out until its COMMIT."""
-        for connection, wrote in self._wrote.items():
+        for connection, wrote in list(self._wrote.items()):
             if wrote:
                 for mark in self._marks:
                     self._runner(connection).check(mark)

@@ -145,7 +145,7 @@ class Processes:
         self._closed.set()
         self._look_again()
         self._thread.join()
-        for pipe in self._theirs.values():
+        for pipe in list(self._theirs.values()):
             pipe.close()
         if self._ours:
             self._ours.close()
@@ -156,7 +156,7 @@ class Processes:
         self._watched[owner] = processes
         bells = self._switchboard.bells
         if len(self._watched) > 2 * len(bells) + _SPARE:
-            for each in [each for each in tuple(self._watched) if each not in bells]:
+            for each in [each for each in list(self._watched) if each not in bells]:
                 self._watched.pop(each, None)
 
     def _follow(self, process: str) -> bool:
@@ -203,7 +203,7 @@ class Processes:
         ours = self._ours
         while ours and not self._closed.is_set():
             self._close_spare()
-            theirs = {pipe.fileno(): process for process, pipe in tuple(self._theirs.items())}
+            theirs = {pipe.fileno(): process for process, pipe in list(self._theirs.items())}
             poller = select.poll()
             for fd in (ours.fileno(), *theirs):
                 poller.register(fd, select.POLLIN)
@@ -216,7 +216,7 @@ class Processes:
             for process in died:
                 self._bury(process)
                 self._theirs.pop(process).close()
-                for owner, those in tuple(self._watched.items()):
+                for owner, those in list(self._watched.items()):
                     if process in those:
                         self._switchboard.ring(owner, Ask())
 
@@ -233,7 +233,7 @@ class Processes:
     def _close_spare(self) -> None:
         with self._guard:
             if len(self._theirs) > _SPARE:
-                bells, pairs = self._switchboard.bells, tuple(self._watched.items())
+                bells, pairs = self._switchboard.bells, list(self._watched.items())
                 watched = {each for owner, some in pairs if owner in bells for each in some}
                 for process in self._theirs.keys() - watched:
                     self._theirs.pop(process).close()

@@ -84,17 +84,17 @@ class Poller(LocalBells):
         with self._changed:
             while not self._closed:
                 now = runtime.now()
-                due = [key for key, watch in self._watches.items() if watch.due <= now]
+                due = [key for key, watch in list(self._watches.items()) if watch.due <= now]
                 if due:
                     return due[:PORTION]
-                next_at = min((watch.due for watch in self._watches.values()), default=None)
+                next_at = min((watch.due for watch in list(self._watches.values())), default=None)
                 self._changed.wait(None if next_at is None else next_at - now)
         return []
 
     def _plan(self, key: str, item: object, runtime: Runtime) -> None:
         """Notify the waiters here that have got the key, and plan when to look again, if any are left."""
         watch, bells, pause = self._watches[key], self._engine.switchboard.bells, LONGEST_PAUSE
-        watch.owners = {owner for owner in watch.owners if owner in bells}
+        watch.owners = {owner for owner in list(watch.owners) if owner in bells}
         if not watch.owners:
             del self._watches[key]
             return

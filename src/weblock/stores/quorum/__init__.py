@@ -145,7 +145,7 @@ class QuorumEngine(Engine):
 
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY
-            for owner, known in tuple(self.acquisitions.items()):
+            for owner, known in list(self.acquisitions.items()):
                 if known.forgotten_at <= now:
                     self.acquisitions.pop(owner, None)
         if claim.owner not in self.acquisitions:
@@ -204,7 +204,7 @@ class QuorumEngine(Engine):
         ``run`` is the id of a process, and an id of replication, which changes while it runs.
         """
         run = run.partition(":")[0]
-        if run in [other for each, other in self._runs.items() if each != number]:
+        if run in [other for each, other in list(self._runs.items()) if each != number]:
             raise Unfit(
                 "it is the same server as another of the quorum: name servers that fail"
                 " independently"

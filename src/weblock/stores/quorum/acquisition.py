@@ -81,8 +81,8 @@ class Acquisition:
                 if message.until - min(self.claim.ttl, HANDOFF) > time:
                     until = local + message.until - time
                     self._grants[server] = Grasp(message.fence, until, local)
-            for fence in {grant.fence for grant in self._grants.values()}:
-                alike = [grant for grant in self._grants.values() if grant.fence == fence]
+            for fence in {grant.fence for grant in list(self._grants.values())}:
+                alike = [grant for grant in list(self._grants.values()) if grant.fence == fence]
                 if len(alike) >= majority:
                     self._notified.clear()
                     self._grants.clear()

@@ -159,7 +159,7 @@ class QuorumStore(Store):
             acquisition.over = True  # Before we look whether a repair is under way.
             void = max(void, acquisition.void if acquisition.under_way else 0)
         # Servers that were never asked have nothing to release.
-        servers = frozenset(acquisition.asked) if acquisition else self._all
+        servers = frozenset(list(acquisition.asked)) if acquisition else self._all
         votes = await self._ask(servers, lambda store: store.release(key, owner, void=void))
         released = votes.released()
         if not votes.silent:

@@ -154,7 +154,7 @@ class Clocks:
         """
         least, most = time - received, time - sent
         self._ahead[server] = ahead = min(max(self._ahead.get(server, least), least), most)
-        foremost = max(self._ahead, key=self._ahead.__getitem__)
+        foremost = max(list(self._ahead), key=self._ahead.__getitem__)
         behind = self._ahead[foremost] - ahead
         if behind > APART and server not in self._warned:
             self._warned.add(server)
@@ -169,4 +169,4 @@ class Clocks:
 
         With all of them known, no minority can move it, wherever its clocks are.
         """
-        return now + sorted(self._ahead.values(), reverse=True)[self._majority - 1]
+        return now + sorted([*self._ahead.values()], reverse=True)[self._majority - 1]

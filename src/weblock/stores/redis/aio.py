@@ -273,7 +273,7 @@ class LoopLinks:
         """Subscribe on an open link, unless that has been done."""
         if self._listener and not self._listener.failure:
             return
-        for link in self.up.values():
+        for link in list(self.up.values()):
             if self.bell.serves(link.address):
                 self._listener = link
                 link.ask(packed("SUBSCRIBE", self.bell.channel)).add_done_callback(_warn_if_refused)
@@ -313,9 +313,9 @@ class LoopLinks:
         self._discard()  # Those that were made after the loop had closed its generators.
 
     def _discard(self) -> None:
-        for link in tuple(self.up.values()):
+        for link in list(self.up.values()):
             link.discard()
-        for making in tuple(self._making.values()):
+        for making in list(self._making.values()):
             making.cancel()
 
     async def _new(self, address: Address, introduce: Introduce) -> AsyncioLink:

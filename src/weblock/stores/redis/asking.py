@@ -64,7 +64,7 @@ class Poll:
 
     @property
     def answers(self) -> list[Any]:
-        return [each for each in self.heard.values() if not isinstance(each, Exception)]
+        return [each for each in list(self.heard.values()) if not isinstance(each, Exception)]
 
     def wait(
         self, patience: float | None = None, *, enough: Callable[[], bool] = lambda: False

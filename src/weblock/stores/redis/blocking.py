@@ -320,7 +320,7 @@ class BlockingLinks(Links):
         return None
 
     def tidy(self) -> None:
-        for idle in tuple(self._idle.values()):
+        for idle in list(self._idle.values()):
             try:
                 # The last is taken first, so the first has lain idle for longest.
                 while len(idle) > 1 and time.monotonic() - idle[0].used_at > SPARE:
@@ -333,7 +333,7 @@ class BlockingLinks(Links):
         self._close_idle()
 
     def _close_idle(self) -> None:
-        for links in tuple(self._idle.values()):
+        for links in list(self._idle.values()):
             for each in taken_out(links):
                 each.discard()
 

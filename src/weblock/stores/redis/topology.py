@@ -157,7 +157,7 @@ class SentinelNodes(Nodes):
                     self._said[sentinel] = named
                 before = self._master
                 if self._said:
-                    self._master = max(self._said.values())[1]
+                    self._master = max(list(self._said.values()))[1]
                 changed = before is not None and before != self._master
             if changed:
                 self._on_change()

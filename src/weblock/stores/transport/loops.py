@@ -46,9 +46,9 @@ class ByLoop(Generic[T]):
         self.latest = found = self._by_loop[loop]
         return found
 
-    def all(self) -> tuple[T, ...]:
+    def all(self) -> list[T]:
         """Return what there is of all loops."""
-        return tuple(self._by_loop.values())
+        return list(self._by_loop.values())
 
     def close(self) -> None:
         """End everything, each in its own loop."""
@@ -62,7 +62,7 @@ class ByLoop(Generic[T]):
 
     def forget_closed(self) -> None:
         """Drop what belongs to loops that have been closed."""
-        for loop in tuple(self._by_loop):
+        for loop in list(self._by_loop):
             if loop.is_closed():
                 self._by_loop.pop(loop, None)
         if (latest := self.latest) and latest.loop.is_closed():

@@ -291,7 +291,7 @@ class LoopPool(Generic[L]):
 
     def _before_loop_ends(self) -> None:
         self._close_idle()
-        for task in tuple(self._settling):
+        for task in list(self._settling):
             task.cancel()
 
 

@@ -158,7 +158,7 @@ class SelectPoll:
         """
         seconds = None if timeout is None else timeout / 1000
         try:
-            readable, _, _ = select.select(self._fds, (), (), seconds)
+            readable, _, _ = select.select(list(self._fds), (), (), seconds)
         except (OSError, ValueError):
             # One of them was closed, and select does not say which: reading it does.
             readable = list(self._fds)

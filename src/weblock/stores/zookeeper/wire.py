@@ -93,7 +93,7 @@ class Memory:
 
         An acquisition may have had a lease without knowing it, and go on waiting.
         """
-        for owner, own in tuple(self.leases.items()):
+        for owner, own in list(self.leases.items()):
             if own.until <= now:
                 self.leases.pop(owner, None)
                 if owner not in waiting:
