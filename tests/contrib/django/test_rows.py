@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.core.handlers.wsgi import WSGIHandler
@@ -100,7 +100,7 @@ def keeps_a_lazy_row(get_response: Any) -> Any:
 
 
 def _keeping(get_response: Any, read: Callable[[], Any]) -> Any:
-    if not asyncio.iscoroutinefunction(get_response):
+    if not iscoroutinefunction(get_response):
 
         def keep(request: Any) -> Any:
             request.member = read()

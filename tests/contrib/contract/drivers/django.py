@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from unittest import mock
 
 import django
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.contrib.django.project.settings")
 django.setup()
@@ -73,7 +73,7 @@ def read_a_row(get_response: Any) -> Any:
         await sync_to_async(read)(request)
         return await get_response(request)
 
-    return aserve if asyncio.iscoroutinefunction(get_response) else serve
+    return aserve if iscoroutinefunction(get_response) else serve
 
 
 class Project(Driver):
