@@ -176,7 +176,7 @@ class Racing(dict[str, Any]):
 
 def test_a_dict_may_change_while_it_is_looked_through(caplog: pytest.LogCaptureFixture) -> None:
     """The keeper goes on, and ``list``, ``once`` and ``close`` raise nothing, whatever another thread adds meanwhile."""
-    with Locks.from_url(f"memory://{uuid4()}", ttl=0.5, wait=PATIENCE) as locks:
+    with Locks.from_url(f"memory://{uuid4()}", ttl=6, wait=PATIENCE) as locks:
         keeper, engine = locks._locker.keeper, locks._engine
         with locks.hold("a") as lease, locks.hold("b", limit=2), locks.hold("c"):
             for owner in (keeper, engine, engine.switchboard):

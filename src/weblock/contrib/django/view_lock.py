@@ -25,7 +25,7 @@ from django.utils.functional import SimpleLazyObject
 
 from ..._options import HoldOptions
 from ...errors import ConfigurationError, LockTimeout
-from ...keys import CheckedKey, KeyTemplate
+from ...keys import CheckedKey, KeyTemplate, signature_of
 from ..kit import LockSpec, methods_of, name_of, request_values
 
 DEFAULT: Final = "default"
@@ -98,7 +98,7 @@ def refuse_key_functions(lock: ViewLock) -> ViewLock:
     """Return the lock. Raises ``ConfigurationError`` for a key function that no request can be passed to."""
     for function in lock.functions:
         try:
-            signature = inspect.signature(function)
+            signature = signature_of(function)
         except ValueError:  # Some functions in C have none.
             continue
         try:
