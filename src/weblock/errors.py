@@ -159,6 +159,23 @@ class StrangePath(InvalidKey):
     """
 
 
+class BodyTimeout(WeblockError, TimeoutError):
+    """A request that locks did not receive its body in time: its client could hold a key without limit.
+
+    The adapters answer 408. ``body_wait`` is the limit in seconds, for each 64 KiB.
+    """
+
+    def __init__(self, body_wait: float) -> None:
+        super().__init__(body_wait)
+        self.body_wait = body_wait
+
+    def __str__(self) -> str:
+        return (
+            f"the client sent neither 64 KiB nor the end of its request body within {self.body_wait:g} s,"
+            " the longest that a request that locks waits for it: see the option body_wait"
+        )
+
+
 class AlreadyHeld(WeblockError, RuntimeError):
     """The caller would wait for itself, because its own task, thread or request holds the key.
 

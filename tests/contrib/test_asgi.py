@@ -236,7 +236,7 @@ class TestTheInbox:
     async def test_messages_arrive_in_order_through_whoever_reads(self):
         """What was read ahead, what is being read, and what comes later: each once, in order."""
         exchange = Exchange(body=None)
-        inbox = Inbox(exchange.receive, "http")
+        inbox = Inbox(exchange.receive, exchange.scope, None)
         for _ in range(3):
             watch = asyncio.ensure_future(inbox.until_gone())
             await asyncio.sleep(0)
@@ -258,7 +258,7 @@ class TestTheInbox:
     async def test_a_watch_leaves_the_reading_to_an_application_that_reads(self):
         """A server whose ``receive`` the application has called is not called a second time."""
         exchange = Exchange(body=None)
-        inbox = Inbox(exchange.receive, "http")
+        inbox = Inbox(exchange.receive, exchange.scope, None)
         reader = asyncio.ensure_future(inbox.receive())
         await asyncio.sleep(0)
         watch = asyncio.ensure_future(inbox.until_gone())
@@ -274,7 +274,7 @@ class TestTheInbox:
     async def test_reading_ahead_is_bounded(self):
         """A client that sends without end while its request waits fills no memory."""
         exchange = Exchange(body=None)
-        inbox = Inbox(exchange.receive, "http")
+        inbox = Inbox(exchange.receive, exchange.scope, None)
         chunk = b"x" * 16 * 1024
         for _ in range(100):
             exchange.says({"type": "http.request", "body": chunk, "more_body": True})
@@ -289,7 +289,7 @@ class TestTheInbox:
     async def test_a_withheld_disconnect_is_told_in_the_end(self):
         """The application hears that its client has gone when its lock is released."""
         exchange = Exchange(body=b"all")
-        inbox = Inbox(exchange.receive, "http")
+        inbox = Inbox(exchange.receive, exchange.scope, None)
         inbox.withholds = True
         await inbox.receive()
         exchange.leaves()

@@ -9,17 +9,17 @@ from functools import partial
 from typing import Final
 
 from ..._platform.logs import logger
-from ..kit import ClientGone, Output, output
-from .protocol import Message, Receive, Send
-
-AHEAD: Final = 64 * 1024
-"""About how many bytes are read ahead at most, to see whether the client is still connected."""
+from ..kit import AHEAD, ClientGone, Output, Patience, output
+from .protocol import Message, Receive, Scope, Send
 
 MESSAGE_SIZE: Final = 64
 """Bytes that each message counts in addition to its payload: many may be empty."""
 
 LOOK_AFTER: Final = 0.05
 """Seconds of waiting after which to check whether the client is still connected."""
+
+
+_OF_BODY: Final = (b"content-length", b"transfer-encoding")
 
 
 class Inbox:
@@ -67,10 +67,18 @@ class Inbox:
     _cancelled_before = 0
     _gave_up = False
     _unwanted = False
+    _is_read_ahead = False
+    _arrived = False
+    """Whether the end of the body has arrived."""
+    _patience: Patience | None = None
 
-    def __init__(self, receive: Receive, kind: str) -> None:
+    def __init__(self, receive: Receive, scope: Scope, body_wait: float | None) -> None:
         self._receive = receive
-        self._kind = kind
+        self._kind = scope["type"]
+        self._http_version = scope.get("http_version", "1.1")
+        self._headers = scope["headers"]
+        self.body_wait = body_wait if self._kind == "http" else None
+        """How long to wait for a part of the body: see ``Patience``."""
         self._ahead: deque[Message] = deque()
 
     async def receive(self) -> Message:
@@ -79,7 +87,10 @@ class Inbox:
             if self._is_over or (self.cut_off and not self._whole):
                 return {"type": f"{self._kind}.disconnect"}
             if self.withholds or (self._whole and self._pending):
-                await self._until_more_or_over()
+                self._over = self._over or asyncio.get_running_loop().create_future()
+                if self.withholds and self.body_wait is not None and not self._patience:
+                    self._patience = Patience(self.body_wait)
+                await self._until_more(None if self._whole else self._patience, self._over)
             elif self._pending is None:
                 self._ahead.append(await self._directly())
             else:
@@ -130,6 +141,29 @@ class Inbox:
         if self._withheld:
             self._withheld.set()
             self._withheld = None
+
+    async def read_ahead(self, body_wait: float | None) -> None:
+        """Return when the body has arrived, or ``AHEAD`` bytes of it, if it was not read ahead before.
+
+        Raises ``BodyTimeout``, and ``ClientGone`` if the client leaves before.
+        """
+        if self._is_read_ahead or body_wait is None:
+            return
+        # Only HTTP/1 says in its headers whether there is a body.
+        names = dict(self._headers)
+        if self._http_version < "2" and names.keys().isdisjoint(_OF_BODY):
+            self._is_read_ahead = True
+            return
+        patience = Patience(body_wait)
+        while self._room > 0 and not self._arrived:
+            if self._gone:
+                raise ClientGone
+            if self._reading:
+                self._direct = self._direct or asyncio.get_running_loop().create_future()
+                await self._first_of(patience, self._direct)
+            else:
+                await self._until_more(patience)
+        self._is_read_ahead = True
 
     async def until_gone(self) -> None:
         """Return when the client has disconnected, unless it first sends more than ``AHEAD``."""
@@ -214,19 +248,23 @@ class Inbox:
                 self._direct = None
         return message
 
-    async def _until_more(self) -> None:
-        if self._pending is None:
-            self._pending = asyncio.ensure_future(self._read_ahead())
-        pending = self._pending
-        await asyncio.wait({pending})
-        pending.result()
-
-    async def _until_more_or_over(self) -> None:
-        self._over = over = self._over or asyncio.get_running_loop().create_future()
+    async def _until_more(
+        self, patience: Patience | None = None, over: asyncio.Future[None] | None = None
+    ) -> None:
+        """Wait until a message was read ahead, or until it is over."""
         self._pending = pending = self._pending or asyncio.ensure_future(self._read_ahead())
-        await asyncio.wait({pending, over}, return_when=asyncio.FIRST_COMPLETED)
-        if pending.done() and not pending.cancelled():
+        await self._first_of(patience, *((pending, over) if over else (pending,)))
+        if pending.done() and not (over and pending.cancelled()):
             pending.result()
+
+    async def _first_of(self, patience: Patience | None, *futures: asyncio.Future[None]) -> None:
+        loop = asyncio.get_running_loop()
+        began, had = loop.time(), len(self._ahead)
+        left = patience.left if patience else None
+        await asyncio.wait(futures, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if patience:
+            size = len(self._ahead[-1].get("body", b"")) if len(self._ahead) > had else 0
+            patience.note(loop.time() - began, size)
 
     async def _read_ahead(self) -> None:
         try:
@@ -239,6 +277,8 @@ class Inbox:
     def _note(self, message: Message) -> None:
         self._room -= _size(message)
         self._gone = message["type"] in ("http.disconnect", "websocket.disconnect")
+        if message["type"] == "http.request":
+            self._arrived = not message.get("more_body", False)
 
 
 async def _nothing_more(kind: str) -> Message:

@@ -18,13 +18,22 @@ from functools import partial
 from typing import Final
 
 from ..._adapting import rest
-from ..._options import Duration, seconds
+from ..._options import Duration
 from ..._platform.logs import logger
 from ..._platform.loops import beside_loop
 from ..._runtime.clock import part_of
 from ...aio import AsyncLocks
 from ...errors import LeaseLost
-from ..kit import ClientGone, answers, going_on, problem_of, to_its_end, watch_sessions
+from ..kit import (
+    BODY_WAIT,
+    ClientGone,
+    answers,
+    going_on,
+    problem_of,
+    seconds_or_none,
+    to_its_end,
+    watch_sessions,
+)
 from .answers import ProblemResponse, close_with
 from .client import Inbox, Outbox
 from .protocol import App, Message, Receive, Scope, Send
@@ -41,6 +50,8 @@ class RequestLayer:
     must not be reported as done. ``hold_back`` limits that to so many seconds: after that it is sent,
     and what follows it, background tasks say, still runs inside the lock.
 
+    A request that locks waits for its body for ``body_wait`` seconds, for each 64 KiB: see ``kit.input``.
+
     With ``of_rules``, it acquires for the rules of a middleware, and an application inside may have locks
     of its own. With ``owns_locks``, the locks free their connections when the application shuts down on
     the last of the servers that have started it; they open again when they are used again. ``before_start`` is called before the first request is
@@ -54,6 +65,7 @@ class RequestLayer:
         locks: AsyncLocks,
         *,
         hold_back: Duration | None = None,
+        body_wait: Duration | None = BODY_WAIT,
         owns_locks: bool = False,
         of_rules: bool = False,
         before_start: Callable[[], None] | None = None,
@@ -62,7 +74,8 @@ class RequestLayer:
         self._app = app
         self.locks = locks
         self.of_rules = of_rules
-        self.hold_back = seconds_or_none(hold_back)
+        self.hold_back = seconds_or_none("hold_back", hold_back)
+        self.body_wait = seconds_or_none("body_wait", body_wait)
         self.answer = answer or answers(ProblemResponse)
         self._owns_locks = owns_locks
         self._lifespans: Final[set[object]] = set()
@@ -159,7 +172,7 @@ class _Exchange:
         self._scope = scope
         self._receive = receive
         self._answer_to = layer.answer
-        self.inbox = inbox = Inbox(receive, scope["type"])
+        self.inbox = inbox = Inbox(receive, scope, layer.body_wait)
         loop = asyncio.get_running_loop()
         self.outbox = outbox = Outbox(send, inbox, loop, layer.hold_back)
         self.request = AsyncRequestLocks(layer.locks, scope, inbox, outbox, within=outer)
@@ -230,8 +243,3 @@ class _Exchange:
         self.outbox.discard()
         if answer := self._answer_to(error):
             await answer(self._scope, self._receive, self.outbox.send)
-
-
-def seconds_or_none(hold_back: Duration | None) -> float | None:
-    """Return a limit of holding back. Raises ``ConfigurationError`` for what is no duration."""
-    return None if hold_back is None else seconds("hold_back", hold_back)

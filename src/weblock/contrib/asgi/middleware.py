@@ -9,7 +9,7 @@ from typing import Unpack
 from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
 from ...errors import StrangePath
-from ..kit import Match, Rewrite, RuleMiddleware, Rules, answers, opened
+from ..kit import BODY_WAIT, Match, Rewrite, RuleMiddleware, Rules, answers, opened
 from .answers import ProblemResponse
 from .layer import RequestLayer
 from .protocol import App, Receive, Scope, Send
@@ -24,7 +24,8 @@ class LockMiddleware(RuleMiddleware[App]):
     untouched.
 
     A request that does not get its lock in time is answered with 409, one whose key cannot be made
-    or whose path routers may read in different ways, with 400, and one whose engine is down or whose
+    or whose path routers may read in different ways, with 400, one whose body does not arrive in time,
+    with 408, and one whose engine is down or whose
     lease was lost with 503, as problem details.
 
     Args:
@@ -35,6 +36,8 @@ class LockMiddleware(RuleMiddleware[App]):
         rules: ``Rule`` objects or mappings, in a list or by their names; see ``RuleSet``.
         hold_back: For how many seconds, at most, a complete response waits for ``app`` to return;
             without limit by default.
+        body_wait: For how many seconds (5), at most, a request that locks waits for the end of its body,
+            or for each 64 KiB of it. ``None`` sets no limit, and reads nothing before the lock is acquired.
         rewrite: ``rewrite(problem, error)`` returns the problem with another status, body or
             headers.
         root_path: Rules match the path below it: the one that ``app`` has of its own, as in
@@ -52,6 +55,7 @@ class LockMiddleware(RuleMiddleware[App]):
         *,
         root_path: str | None = None,
         hold_back: Duration | None = None,
+        body_wait: Duration | None = BODY_WAIT,
         rewrite: Rewrite | None = None,
         **options: Unpack[LocksOptions],
     ) -> None:
@@ -60,7 +64,13 @@ class LockMiddleware(RuleMiddleware[App]):
         super().__init__(app, locks, rules, own or "")
         answer = answers(ProblemResponse, rewrite)
         self._layer = RequestLayer(
-            app, locks, hold_back=hold_back, owns_locks=owned, of_rules=True, answer=answer
+            app,
+            locks,
+            hold_back=hold_back,
+            body_wait=body_wait,
+            owns_locks=owned,
+            of_rules=True,
+            answer=answer,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,6 +13,7 @@ from fastapi.requests import HTTPConnection, Request
 from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
 from ...errors import (
+    BodyTimeout,
     ConfigurationError,
     EngineUnavailable,
     InvalidKey,
@@ -21,13 +22,12 @@ from ...errors import (
     WeblockError,
 )
 from ..asgi import ProblemResponse, RequestLayer
-from ..asgi.layer import seconds_or_none
 from ..asgi.protocol import App, Receive, Scope, Send
-from ..kit import Problem, Rewrite, checked, opened, problem_of, shown
+from ..kit import BODY_WAIT, Problem, Rewrite, checked, opened, problem_of, seconds_or_none, shown
 from .openapi import document, document_mounted
 from .routes import check_keys
 
-ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey)
+ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey, BodyTimeout)
 
 
 def install(
@@ -35,6 +35,7 @@ def install(
     locks: AsyncLocks | str | Sequence[str] | None = None,
     *,
     hold_back: Duration | None = None,
+    body_wait: Duration | None = BODY_WAIT,
     rewrite: Rewrite | None = None,
     **options: Unpack[LocksOptions],
 ) -> AsyncLocks:
@@ -49,6 +50,10 @@ def install(
     nothing is reported as done before it is committed; ``BackgroundTasks`` run after the response.
     ``hold_back`` limits the waiting to so many seconds, for middleware and background tasks that
     nobody announced. A commit that takes longer, and fails, has then been reported as done.
+
+    ``body_wait`` limits the seconds (5) for which a request that locks waits for the end of its body, or for
+    each 64 KiB of it; then it is answered with 408. ``None`` sets no limit, and reads nothing before the
+    lock is acquired.
 
     Errors of weblock are answered with problem details; ``rewrite(problem, error)`` returns them
     with another status, body or headers, and ``@app.exception_handler(LockTimeout)`` and the like
@@ -70,7 +75,9 @@ def install(
     layers: list[object] = [middleware.cls for middleware in app.user_middleware]
     if RequestLayer in layers:
         raise ConfigurationError("weblock is installed in this application already: install once")
-    seconds_or_none(hold_back)  # Starlette makes the layer later; what cannot work is refused now.
+    # Starlette makes the layer later; what cannot work is refused now.
+    seconds_or_none("hold_back", hold_back)
+    seconds_or_none("body_wait", body_wait)
     locks, owned = opened(AsyncLocks, locks, options)
     answers = _Answers(app, rewrite)
     document(app, answers.problem_of)
@@ -78,6 +85,7 @@ def install(
         RequestLayer,
         locks=locks,
         hold_back=hold_back,
+        body_wait=body_wait,
         owns_locks=owned,
         before_start=functools.partial(_before_start, app, answers),
         answer=answers.of,

@@ -7,7 +7,8 @@ An adapter says in its framework's words *what* to lock, and *when* a request be
 2. Each request has a book, ``RequestLeases``. ``take`` acquires keys, ``in_turn`` orders the keys of several
    specs, and ``release`` releases all of them after the request's work was committed. ``to_its_end`` runs a
    request of an event loop so that what cancels it does not cancel what it does inside its lock.
-3. ``Output`` says when the response may be sent, and ``problem_of`` which response an error gets.
+3. ``Patience`` limits how long a request that locks waits for its body. ``Output`` says when the response may
+   be sent, and ``problem_of`` which response an error gets.
 4. ``configured`` and ``opened`` make the locks of an application from its code and its configuration.
 5. ``RuleMiddleware`` and ``Rule`` lock by URL. ``Locked`` is what ``weblock check`` prints of a lock.
 
@@ -23,6 +24,7 @@ from .book import (
     watch_sessions,
 )
 from .guarding import FenceLocked, StaleFence
+from .input import AHEAD, BODY_WAIT, Patience, seconds_or_none
 from .listing import Asked, Locked
 from .middleware import RuleMiddleware, Rules
 from .output import ENDED_HERE, Output
@@ -40,6 +42,8 @@ from .spec import (
 )
 
 __all__ = [
+    "AHEAD",
+    "BODY_WAIT",
     "ENDED_HERE",
     "LONGEST_LABEL",
     "Asked",
@@ -51,6 +55,7 @@ __all__ = [
     "Locked",
     "Match",
     "Output",
+    "Patience",
     "Problem",
     "RequestLeases",
     "Rewrite",
@@ -71,6 +76,7 @@ __all__ = [
     "problem_of",
     "refuse_other_application",
     "request_values",
+    "seconds_or_none",
     "sent_value",
     "shown",
     "to_its_end",

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Final, TypeVar
 
 from ...errors import (
+    BodyTimeout,
     ConfigurationError,
     EngineRecovering,
     EngineUnavailable,
@@ -171,30 +172,41 @@ def _problem_of(error: BaseException | None) -> Problem | None:
                 "The lock was lost while the request was served",
                 "It is not certain what was done. Check before you try again.",
             )
-        case InvalidKey():
-            code, title, detail = _STRANGE if isinstance(error, StrangePath) else _INVALID
-            return Problem(HTTPStatus.BAD_REQUEST.value, code, title, detail)
+        case InvalidKey() | BodyTimeout():
+            return Problem(
+                *next(_OF_CLIENTS[kind] for kind in _OF_CLIENTS if isinstance(error, kind))
+            )
         case _:
             return None
 
 
-_INVALID: Final = (
-    "invalid_key",
-    "The request names something that cannot be locked",
-    (
-        "The part of the URL, the header or the body that names it is missing, empty, repeated,"
-        " too long, or has characters that are not allowed."
+_OF_CLIENTS: Final[dict[type[WeblockError], tuple[int, str, str, str]]] = {
+    StrangePath: (
+        HTTPStatus.BAD_REQUEST.value,
+        "strange_path",
+        "The path can be read in more than one way",
+        (
+            "Send it in its usual form: with single slashes, without dot segments and control characters,"
+            " as UTF-8, and with plain numbers."
+        ),
     ),
-)
-
-_STRANGE: Final = (
-    "strange_path",
-    "The path can be read in more than one way",
-    (
-        "Send it in its usual form: with single slashes, without dot segments and control characters,"
-        " as UTF-8, and with plain numbers."
+    InvalidKey: (
+        HTTPStatus.BAD_REQUEST.value,
+        "invalid_key",
+        "The request names something that cannot be locked",
+        (
+            "The part of the URL, the header or the body that names it is missing, empty, repeated,"
+            " too long, or has characters that are not allowed."
+        ),
     ),
-)
+    BodyTimeout: (
+        HTTPStatus.REQUEST_TIMEOUT.value,
+        "body_timeout",
+        "The request took too long to arrive",
+        "Its body did not arrive in time. Send it again, without pauses.",
+    ),
+}
+"""The errors that clients cause; a subclass precedes its base class."""
 
 
 def _retry_after(seconds: float | None) -> str:

@@ -14,6 +14,7 @@ from litestar.utils.path import normalize_path
 from ..._options import Duration
 from ...aio import AsyncLocks
 from ...errors import (
+    BodyTimeout,
     ConfigurationError,
     EngineUnavailable,
     InvalidKey,
@@ -22,10 +23,20 @@ from ...errors import (
     WeblockError,
 )
 from ..asgi import ProblemResponse, RequestLayer
-from ..kit import Asked, ClientGone, Locked, Problem, Rewrite, answers, opened, problem_of
+from ..kit import (
+    BODY_WAIT,
+    Asked,
+    ClientGone,
+    Locked,
+    Problem,
+    Rewrite,
+    answers,
+    opened,
+    problem_of,
+)
 from .locks import locks_of
 
-ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey, ClientGone)
+ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey, BodyTimeout, ClientGone)
 
 
 class LockedLitestar(Litestar):
@@ -40,6 +51,8 @@ class LockedLitestar(Litestar):
         locks: An ``AsyncLocks``, or an engine's URL; ``file://`` by default. Locks that are created here free
             their connections when the application shuts down.
         hold_back: For how many seconds, at most, a complete response waits for the application to return.
+        body_wait: For how many seconds (5), at most, a request that locks waits for the end of its body,
+            or for each 64 KiB of it. ``None`` sets no limit, and reads nothing before the lock is acquired.
         rewrite: ``rewrite(problem, error)`` returns the problem with another status, body or headers.
 
     Raises:
@@ -52,6 +65,7 @@ class LockedLitestar(Litestar):
         *args: Any,
         locks: AsyncLocks | str | Sequence[str] | None = None,
         hold_back: Duration | None = None,
+        body_wait: Duration | None = BODY_WAIT,
         rewrite: Rewrite | None = None,
         **given: Any,
     ) -> None:
@@ -68,6 +82,7 @@ class LockedLitestar(Litestar):
             self._serve,
             self.locks,
             hold_back=hold_back,
+            body_wait=body_wait,
             owns_locks=owned,
             before_start=self._check,
             answer=answers(ProblemResponse, rewrite),
