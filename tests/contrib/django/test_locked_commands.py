@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,10 +14,12 @@ from typing import Any, ClassVar
 import pytest
 from django.core.management import CommandError, call_command
 from django.core.management.base import CommandParser
+from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 
 from tests.servers import fresh_url
 from tests.support.busy import busy
+from tests.support.waiting import PATIENCE
 from weblock import HoldOptions, LeaseLost, Locks
 from weblock.contrib.django import locks
 from weblock.contrib.django.database import LOCKED_READS
@@ -24,6 +27,7 @@ from weblock.contrib.django.management import LockedCommand
 
 from .project.replica import REPLICA
 from .project.shop.models import Item
+from .requests import fetch
 
 TOP = Path(__file__).parents[3]
 
@@ -122,16 +126,64 @@ def test_run_is_for_the_command_line() -> None:
         call_command("weblock", "run", "migrate", "check")
 
 
-def test_run_runs_a_command_of_django_under_a_key(tmp_path: Path) -> None:
-    """With the engine and the namespace of the settings, its own options, and the command's exit code."""
-    url = fresh_url(recovery="off")
-    (tmp_path / "shop_settings.py").write_text(
+def project(folder: Path, url: str, command: str) -> None:
+    """Write a project whose command is ``holder``."""
+    (folder / "shop_settings.py").write_text(
         "INSTALLED_APPS = ['weblock.contrib.django', 'shop']\n"
         f"WEBLOCK = {{'default': {{'URL': {url!r}, 'NAMESPACE': 'shop'}}}}\n"
     )
-    commands = tmp_path / "shop" / "management" / "commands"
+    commands = folder / "shop" / "management" / "commands"
     commands.mkdir(parents=True)
-    (commands / "holder.py").write_text(
+    (commands / "holder.py").write_text(command)
+    (folder / "manage.py").write_text(
+        "import sys\nfrom django.core.management import execute_from_command_line\n"
+        "execute_from_command_line(sys.argv)\n"
+    )
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment in which its manage.py runs."""
+    path = {"PYTHONPATH": f"{TOP}:{folder}", "DJANGO_SETTINGS_MODULE": "shop_settings"}
+    return {**os.environ, **path}
+
+
+def test_sigterm_releases_the_key_of_a_command(tmp_path: Path) -> None:
+    """The command ends by the signal, as without weblock, and leaves no key behind."""
+    url = fresh_url(recovery="off")
+    project(
+        tmp_path,
+        url,
+        "from weblock.contrib.django.management import LockedCommand\n"
+        "class Command(LockedCommand):\n"
+        "    lock = 'nightly'\n"
+        "    lock_options = {'ttl': 600}\n"
+        "    def handle(self, **options):\n"
+        "        self.stdout.write('begun')\n"
+        "        self.stdout.flush()\n"
+        "        import time\n"
+        "        time.sleep(600)\n",
+    )
+    command = [sys.executable, "manage.py", "holder", "--skip-checks"]
+    with (
+        Locks.from_url(url, namespace="shop") as others,
+        subprocess.Popen(
+            command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE
+        ) as process,
+    ):
+        assert process.stdout
+        assert process.stdout.readline() == b"begun\n"
+        assert [each.key for each in others.list()] == ["nightly"]
+        process.terminate()
+        assert process.wait(PATIENCE) == -signal.SIGTERM
+        assert others.list() == []
+
+
+def test_run_runs_a_command_of_django_under_a_key(tmp_path: Path) -> None:
+    """With the engine and the namespace of the settings, its own options, and the command's exit code."""
+    url = fresh_url(recovery="off")
+    project(
+        tmp_path,
+        url,
         "from django.core.management import BaseCommand, CommandError\n"
         "from weblock.contrib.django import locks\n"
         "class Command(BaseCommand):\n"
@@ -139,20 +191,15 @@ def test_run_runs_a_command_of_django_under_a_key(tmp_path: Path) -> None:
         "        parser.add_argument('--code', type=int)\n"
         "    def handle(self, *, code, **options):\n"
         "        self.stdout.write(str([each.key for each in locks['default'].list()]))\n"
-        "        raise CommandError('as asked', returncode=code)\n"
-    )
-    (tmp_path / "manage.py").write_text(
-        "import sys\nfrom django.core.management import execute_from_command_line\n"
-        "execute_from_command_line(sys.argv)\n"
+        "        raise CommandError('as asked', returncode=code)\n",
     )
 
     def manage(*arguments: str) -> subprocess.CompletedProcess[str]:
-        env = {"PYTHONPATH": f"{TOP}:{tmp_path}", "DJANGO_SETTINGS_MODULE": "shop_settings"}
         command = [sys.executable, "manage.py", "weblock", "run", *arguments]
         return subprocess.run(
             [*command, "--", "holder", "--code", "7"],
             cwd=tmp_path,
-            env={**os.environ, **env},
+            env=environment(tmp_path),
             capture_output=True,
             text=True,
             check=False,
@@ -170,6 +217,19 @@ def test_run_runs_a_command_of_django_under_a_key(tmp_path: Path) -> None:
     with Locks.from_url(url, namespace="shop") as others, others.hold("nightly", shared=True):
         ran = manage("--skip-if-busy", "--shared", "nightly")
         assert (ran.returncode, ran.stdout) == (7, "['nightly']\n"), ran.stderr
+
+
+def test_a_busy_command_of_a_view_is_answered(serve: Any) -> None:
+    """A view that calls a command whose key is busy is answered with 409, as for a key of its own."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        call_command(Import(), "7")
+        return HttpResponse()
+
+    serve(items=view)
+    with busy(locks["default"], "import:7", "another"):
+        response = fetch("/items")
+    assert (response.status_code, response.json()["code"]) == (409, "lock_timeout")
 
 
 class Reading(Import):

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, Unpack
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.handlers.asgi import ASGIRequest
+from django.core.management.base import CommandError
 from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import sync_and_async_middleware
 
@@ -65,8 +66,13 @@ class _Layer:
             self._leases.faces[alias]
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
-        """Respond to an error of a view: a lost lease, or a lock that the view acquired itself."""
+        """Respond to an error of a view: a lost lease, or a lock that the view acquired itself.
+
+        A ``LockedCommand`` that the view calls says it with ``CommandError``.
+        """
         held = locks_of_request(request)
+        if isinstance(error, CommandError) and isinstance(error.__cause__, WeblockError):
+            error = error.__cause__
         if held:
             error = held.reason_of(error)
         return drive(

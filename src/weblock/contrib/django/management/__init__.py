@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from typing import Any, ClassVar, Final, Literal
 
 from django.core.management.base import BaseCommand, CommandError
@@ -52,6 +55,31 @@ class LockedCommand(BaseCommand):
 
     With ``file://`` it is free when the process ends, and the command warns of it.
     """
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run the command that the process was started for. SIGTERM ends it as before, after its release."""
+        if threading.current_thread() is not threading.main_thread() or (
+            signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        ):
+            super().run_from_argv(argv)
+            return
+        asked_to_end, pid = False, os.getpid()
+
+        def end(*_signal: object) -> None:
+            nonlocal asked_to_end
+            if os.getpid() == pid:
+                asked_to_end = True
+                raise SystemExit
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # A child that the command has forked.
+            signal.raise_signal(signal.SIGTERM)
+
+        signal.signal(signal.SIGTERM, end)
+        try:
+            super().run_from_argv(argv)
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if asked_to_end:
+                signal.raise_signal(signal.SIGTERM)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command, and return what it returns, while it holds its key."""
