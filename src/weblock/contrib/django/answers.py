@@ -9,6 +9,7 @@ from functools import partial, wraps
 from http import HTTPStatus
 from inspect import unwrap
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.conf import settings as django_settings
@@ -159,8 +160,13 @@ def known_to_its_api(function: F) -> F:
     return decorated
 
 
+locked_operations: Final[WeakSet[Any]] = WeakSet()
+"""The operations of django-ninja whose function is locked."""
+
+
 def _noting_api(run: Callable[..., Any]) -> Callable[..., Any]:
     operation = getattr(unwrap(run), "__self__", None)
+    locked_operations.add(operation)
 
     @wraps(run)
     def noting(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:

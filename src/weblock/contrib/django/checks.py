@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.conf import settings
 from django.core.checks import WARNING, CheckMessage, Error, Info, run_checks
@@ -21,6 +21,7 @@ from ..._options import HoldOptions
 from ...errors import ConfigurationError
 from ..kit import Asked, Locked
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, TABLE, GuardKind
+from .answers import locked_operations
 from .database import guarded_databases, refuse_split_reads
 from .middleware import LockMiddleware
 from .settings import AliasSettings, aliases, locks, of_alias
@@ -30,7 +31,9 @@ from .view_lock import (
     Rules,
     ViewLock,
     class_of,
+    decorated,
     locks_of,
+    marks_of,
     routed_views,
     undecorated_lock,
 )
@@ -62,10 +65,33 @@ def marked_views() -> Iterator[MarkedView]:
     for routed in routed_views():
         methods = (locks_of(routed.view, method) for method in View.http_method_names)
         for lock in dict.fromkeys(lock for each in methods for lock in each):
-            not_in = getattr(routed.view, "_non_atomic_requests", ())
-            databases = connections.settings.items()
-            atomic = any(each["ATOMIC_REQUESTS"] and name not in not_in for name, each in databases)
-            yield MarkedView(routed, lock, atomic)
+            yield MarkedView(routed, lock, _is_atomic(routed.view))
+
+
+def _is_atomic(view: object) -> bool:
+    not_in = getattr(view, "_non_atomic_requests", ())
+    databases = connections.settings.items()
+    return any(each["ATOMIC_REQUESTS"] and name not in not_in for name, each in databases)
+
+
+def _beneath(routed: RoutedView) -> Iterator[str]:
+    """Return the names of the locked functions that a view calls where the middleware does not see them."""
+    view = routed.view
+    cls = class_of(
+        view
+    )  # Of @api_view: it has the name of its function, and says nothing else of it.
+    if cls and not marks_of(view) and (cls.__module__, cls.__name__) in decorated:
+        yield f"{cls.__module__}.{cls.__name__}"
+    called: list[Any] = []
+    if getattr(view, "__module__", None) == "ninja.operation":
+        inside = routed.resolved.namespaces
+        bound = (each for each in locked_operations if each.api)  # Their originals have no API.
+        called += [each.view_func for each in bound if each.api.urls_namespace in inside]
+    if admin := getattr(view, "model_admin", None):
+        named = [*(admin.actions or ()), *(function for _, function in admin.admin_site.actions)]
+        called += [each if callable(each) else getattr(admin, each, None) for each in named]
+    for function in filter(marks_of, called):
+        yield f"{function.__module__}.{function.__qualname__}"
 
 
 def _undecorated() -> Iterator[tuple[RoutedView, ViewLock]]:
@@ -115,6 +141,16 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
         )
         for routed, lock in _undecorated()
     ]
+    atomic = [routed for routed in routed_views() if _is_atomic(routed.view)]
+    if late := {name for routed in atomic for name in _beneath(routed)}:
+        text = f"@lock on {_some(late)} is refused at each request: with ATOMIC_REQUESTS, the"
+        hint = (
+            "Put @lock above @api_view. For an operation of django-ninja or an action of the admin, write"
+            " a rule for the view that calls it into RULES."
+        )
+        found.append(
+            Error(f"{text} transaction begins before the lock.", hint=hint, id="weblock.E003")
+        )
     known = _readable_aliases()
     warned: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
     for routed, lock, _ in marked_views():

@@ -124,6 +124,11 @@ def mark(view: Callable[..., Any], lock: ViewLock) -> None:
     to the view.
     """
     setattr(view, _MARK, (lock, *marks_of(view)))
+    decorated.add((view.__module__, view.__qualname__))
+
+
+decorated: Final[set[tuple[str, str]]] = set()
+"""The modules and names of the functions that ``@lock`` decorates."""
 
 
 def mark_decorator(decorate: Callable[..., Any], lock: ViewLock) -> None:
