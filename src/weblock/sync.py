@@ -70,7 +70,7 @@ class Locks(Face):
         Raises:
             LockTimeout: The keys were not free within ``wait`` seconds (5 by default).
             EngineUnavailable: The engine did not answer.
-            AlreadyHeld: This thread already holds one of the keys.
+            AlreadyHeld: This thread already holds one of the keys, and would wait for itself.
             LeaseLost: When the block ends: the lease ended before the block did. Before it begins: the
                 lease of one of several keys ended while this call waited for another, because of
                 ``max_hold`` for example.

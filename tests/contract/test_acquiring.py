@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import enum
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 
 import pytest
 
 from tests.support.renewals import end
 from tests.support.waiting import PATIENCE, eventually, now, waiters
-from weblock import AlreadyHeld, AsyncLocks, Attempts, InvalidKey, LockTimeout
+from weblock import AlreadyHeld, AsyncLocks, Attempts, InvalidKey, Locks, LockTimeout
 
 pytestmark = pytest.mark.promise("locks")
 
@@ -147,6 +148,64 @@ def test_waiting_for_oneself_is_refused(locks, one, other) -> None:
         other.do(locks.acquire, "key", wait=0.01)
     one.do(lease.release)
     one.do(one.do(locks.acquire, "key").release)
+
+
+@pytest.mark.of_core
+def test_a_reused_thread_of_a_pool_waits_for_another_request(probe, waiting) -> None:
+    """A part of one request waits in the thread that has entered the block of another, but not for its own."""
+    with ThreadPoolExecutor(1) as reused, ThreadPoolExecutor(1) as another:
+        first, second = copy_context(), copy_context()
+        block = probe.hold("key", ttl=60)
+        reused.submit(first.run, block.__enter__).result(PATIENCE)
+        for within in (first, reused.submit(first.run, copy_context).result(PATIENCE)):
+            with pytest.raises(AlreadyHeld):
+                reused.submit(within.run, partial(probe.acquire, "key", wait=None)).result(PATIENCE)
+        waits = reused.submit(second.run, partial(probe.acquire, "key", wait=PATIENCE))
+        eventually(lambda: waiting("key") == 1)
+        another.submit(first.run, block.__exit__, None, None, None).result(PATIENCE)
+        waits.result(PATIENCE).release()
+
+
+@pytest.mark.of_core
+def test_a_generator_that_was_left_releases_what_the_same_flow_wants_next(locks, face, one) -> None:
+    """After ``break`` no code refers to the generator. A generator that is kept is waited for in vain."""
+    one.do(_leave if face.name == "sync" else _leave_async, locks)
+
+
+def _leave(locks: Locks) -> None:
+    def section() -> Iterator[int]:
+        with locks.hold("key", ttl=60):
+            yield from range(3)
+
+    for _ in section():
+        break
+    locks.acquire("key", wait=None).release()
+    kept = section()
+    next(kept)
+    with pytest.raises(AlreadyHeld):
+        locks.acquire("key", wait=None)
+    kept.close()
+
+
+async def _leave_async(locks: AsyncLocks) -> None:
+    async def section() -> AsyncGenerator[int, None]:
+        async with locks.hold("key", ttl=60):
+            for number in range(3):
+                yield number
+
+    async def within_another() -> AsyncGenerator[int, None]:
+        async for number in section():
+            yield number
+
+    for generator in (section, within_another):
+        async for _ in generator():
+            break
+        await (await locks.acquire("key", wait=None)).release()
+    kept = section()
+    await anext(kept)
+    with pytest.raises(AlreadyHeld):
+        await locks.acquire("key", wait=None)
+    await kept.aclose()
 
 
 @pytest.mark.of_core

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually, waiters
-from weblock import AlreadyHeld, ConfigurationError, LeaseLost, LockTimeout
+from weblock import AlreadyHeld, Attempts, ConfigurationError, LeaseLost, LockTimeout
 
 LONG = 60.0
 """A ttl that no test waits for: whoever had to would fail."""
@@ -162,16 +162,39 @@ class TestReadersAndWriters:
 
 class TestOneself:
     @pytest.mark.of_core
-    def test_what_is_held_already_is_refused(self, locks, one) -> None:
-        """A flow that has one of several leases does not take a second one, be there room or not."""
-        for options in ({"limit": 2}, {"shared": True}):
-            lease = one.do(locks.acquire, "key", ttl=LONG, **options)
-            for wait_for in (0, 1):
-                with pytest.raises(AlreadyHeld) as refused:
-                    one.do(locks.acquire, "key", wait=wait_for, **options)
-                assert (refused.value.key, refused.value.upgrade) == ("key", False)
+    def test_a_second_slot_is_granted_and_waited_for(self, locks, one, other, probe) -> None:
+        """A flow gets another slot as any caller does, unless it holds all that there are."""
+        mine = [one.do(locks.acquire, "key", limit=3, ttl=LONG)]
+        mine.append(one.do(locks.acquire, "key", wait=0, limit=3, ttl=LONG))
+        third = other.do(locks.acquire, "key", limit=3, ttl=LONG)
+        assert one.do(locks.try_acquire, "key", limit=3) is None
+        waits = one.begin(locks.acquire, "key", limit=3, ttl=LONG, wait=PATIENCE)
+        eventually(lambda: waiters(probe, "key") == 1)
+        other.do(third.release)
+        mine.append(waits.result(PATIENCE))
+        assert one.do(locks.try_acquire, "key", limit=3) is None
+        for wait_for in (None, Attempts(1000)):
+            with pytest.raises(AlreadyHeld) as refused:
+                one.do(locks.acquire, "key", wait=wait_for, limit=3)
+            assert (refused.value.key, refused.value.upgrade) == ("key", False)
+        for lease in mine:
             one.do(lease.release)
-            one.do(one.do(locks.acquire, "key", wait=0, **options).release)
+
+    @pytest.mark.of_core
+    def test_a_reader_reads_again_until_a_writer_waits(self, locks, one, other, probe) -> None:
+        """Behind the writer, which waits for its lease, it would wait for itself."""
+        reads = [one.do(locks.acquire, "key", shared=True, ttl=LONG) for _ in range(2)]
+        assert one.do(locks.try_acquire, "key") is None
+        writes = other.begin(locks.acquire, "key", ttl=LONG, wait=None)
+        eventually(lambda: waiters(probe, "key") == 1)
+        assert one.do(locks.try_acquire, "key", shared=True) is None
+        for wait_for in (None, Attempts(1000)):
+            with pytest.raises(AlreadyHeld):
+                one.do(locks.acquire, "key", shared=True, wait=wait_for)
+        assert waiters(probe, "key") == 1
+        for lease in reads:
+            one.do(lease.release)
+        other.do(writes.result(PATIENCE).release)
 
     @pytest.mark.of_core
     def test_an_upgrade_is_refused(self, locks, one, other) -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from typing import Annotated
 
 import pytest
@@ -24,6 +25,7 @@ from weblock import (
     ConfigurationError,
     EngineUnavailable,
     LeaseLost,
+    Locks,
     LockTimeout,
 )
 from weblock._core.holding import Holding
@@ -41,6 +43,38 @@ def app(locks: AsyncLocks) -> FastAPI:
     app = FastAPI()
     install(app, locks)
     return app
+
+
+@pytest.mark.parametrize("installed", [True, False], ids=["installed", "bare"])
+async def test_a_def_dependency_waits_in_a_thread_that_is_used_again(locks, installed):
+    """Of requests that hold a key in a ``def`` dependency, each waits for the one before it.
+
+    The pool runs the dependency of the second in the thread that has run that of the first.
+    """
+    app = FastAPI()
+    if installed:
+        install(app, locks)
+    go_on, threads = asyncio.Event(), []
+    with Locks.from_url(locks.engine) as blocking:
+
+        def hold() -> Iterator[None]:
+            threads.append(threading.get_ident())
+            with blocking.hold("key", wait=PATIENCE):
+                yield
+
+        @app.get("/", dependencies=[Depends(hold)])
+        async def read() -> None:
+            await go_on.wait()
+
+        async with client_of(app, raises=True) as client, asyncio.TaskGroup() as group:
+            requests = [group.create_task(client.get("/"))]
+            await eventually(lambda: threads)
+            await eventually(lambda: blocking.inspect("key"))
+            requests += [group.create_task(client.get("/")) for _ in range(2)]
+            await until_waited_for(locks, "key", by=2)
+            go_on.set()
+    assert threads[0] in threads[1:]
+    assert {(await each).status_code for each in requests} == {200}
 
 
 class TestTheDependency:

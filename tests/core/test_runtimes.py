@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import time
 
@@ -190,3 +191,16 @@ def test_control_is_the_thread() -> None:
         thread.join()
     assert len(set(controls)) == 5
     assert clock.control() is clock.control()
+
+
+def test_another_context_of_a_thread_is_part_of_the_same_work_only() -> None:
+    """In one thread, a part of another request is another flow; two parts of one request are the same."""
+    request, other = clock.Flow(), clock.Flow()
+    request.within = other.within = None
+    contexts = [contextvars.Context() for _ in range(4)]
+    for context, work in zip(contexts, (request, request, other), strict=False):
+        context.run(clock.part_of.set, work)
+    flow = contexts[0].run(clock.control)
+    found = [context.run(clock.is_part_of, flow) for context in contexts]
+    assert found == [True, True, False, False]
+    assert contexts[0].copy().run(clock.is_part_of, flow)

@@ -87,6 +87,37 @@ for number in (1, 2):
 last = locks.acquire("key")  # Held until the process ends.
 """
 
+BESIDE_A_LOOP = """
+import asyncio
+from contextlib import ExitStack
+from weblock import AlreadyHeld, AsyncLocks
+locks, woken, over = opened(), [], []
+def request(_number):
+    with locks.hold("key"):
+        try:
+            locks.acquire("key")
+            raise AssertionError("it waited for itself")
+        except AlreadyHeld:
+            time.sleep(0.01)
+async def view():
+    async with AsyncLocks.from_url(given[0] if len(given) == 1 else given, wait=PATIENCE) as aio:
+        lease = await aio.acquire("asyncs", wait=PATIENCE)
+        woken.append(lease.fence)
+        await lease.release()
+        while not over:
+            await asyncio.sleep(0.01)
+with ExitStack() as stack:
+    stack.callback(locks.close)
+    held = locks.acquire("asyncs", ttl=TTL)
+    asynchronous = gevent.spawn(lambda: asyncio.run(view()))
+    eventually(lambda: (info := locks.inspect("asyncs")) and info.waiters)
+    held.release()  # Its loop runs in another greenlet, and is woken.
+    eventually(lambda: woken)
+    gevent.joinall([gevent.spawn(request, number) for number in range(4)], raise_error=True)
+    over.append(True)
+    asynchronous.get()
+"""
+
 COMPUTES = """
 told = []
 with opened(ttl=1) as locks:
@@ -225,6 +256,11 @@ def test_greenlets_renew_hand_over_tell_of_losses_and_leave_nothing_open(urls: l
     log = done_by(SERIALIZES + COMES_AND_GOES + LOSES, *urls)
     assert log.count("gevent has replaced this process's threads by greenlets") == 1
     assert "gevent.sleep(0)" in log
+
+
+def test_a_greenlet_waits_beside_the_event_loop_of_another(urls: list[str]) -> None:
+    """Of four greenlets that want a key while an event loop runs in a fifth, each gets it in turn."""
+    done_by(BESIDE_A_LOOP, *urls)
 
 
 def test_who_computes_for_longer_than_the_ttl_loses_the_lease_and_is_told(urls: list[str]) -> None:

@@ -24,7 +24,7 @@ from .observers import Observers
 from .outage import LONGEST as OUTAGE
 from .pace import Pace
 from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
-from .table import HANDOFF, PLACE, Answer, Busy, Claim, Gone, Held, Waiting
+from .table import HANDOFF, PLACE, SHARED, Answer, Busy, Claim, Gone, Held, Waiting
 from .telling import (
     Health,
     tell_acquired,
@@ -60,6 +60,13 @@ DOWN: Final = 1.0
 
 Where every request waits for an engine that is down, a server soon has no threads and connections left.
 Callers that were waiting before go on.
+"""
+
+LEAVING: Final = 8
+"""Turns of an event loop in which a generator that was left by ``break`` begins to release its lease.
+
+asyncio ends it in a task, which it creates when no code refers to the generator any more. A generator
+within another one takes two turns more.
 """
 
 INFINITE: Final = float("inf")
@@ -157,8 +164,13 @@ class Locker:
         Every caller passes keys in the same order, so that no two can wait for each other. Raises
         ``LockTimeout``, ``EngineUnavailable`` or ``AlreadyHeld``.
         """
-        if wait != 0 or terms.limit > 1:
-            self._refuse_to_wait_for_oneself(keys, terms.limit)
+        if wait != 0 or attempt:
+            turns = LEAVING if self.runtime.suspends else 0
+            while refusal := self._waits_for_itself(keys, terms.limit):
+                if not turns:
+                    raise refusal
+                await self.runtime.sleep(0)
+                turns -= 1
         asked = self.runtime.now()
         give_up_at = None if wait is None else asked + wait
         got: Hands[Holding] = Hands()
@@ -185,7 +197,6 @@ class Locker:
         self, keys: Sequence[str], terms: Terms, attempts: Attempts, caller: Caller | None = None
     ) -> Hands[Holding]:
         """Acquire all keys, or none, without waiting for any. Raises as ``acquire`` does."""
-        self._refuse_to_wait_for_oneself(keys, terms.limit)
         since = self.runtime.now()
         for pause in attempts.pauses():
             with suppress(LockTimeout, EngineRecovering):
@@ -343,17 +354,21 @@ class Locker:
         now = self.runtime.now()
         self.keeper.owe(Debt(key, owner, void, now=now, until=now + max(ttl, PLACE)))
 
-    def _refuse_to_wait_for_oneself(self, keys: Sequence[str], limit: int) -> None:
+    def _waits_for_itself(self, keys: Sequence[str], limit: int) -> AlreadyHeld | None:
+        """Return the error for a caller that would wait for its own release, or ``None``."""
         keeper = self.keeper
         for key in keys:
             mine = keeper.holdings.get(key)
             if mine and self._is_own(mine):
                 inherited = mine.control is not self.runtime.control()
-                raise AlreadyHeld(unqualified(key), inherited=inherited)
+                return AlreadyHeld(unqualified(key), inherited=inherited)
             if keeper.together:
-                for each in keeper.together_on(key):
-                    if self._is_own(each):
-                        raise AlreadyHeld(unqualified(key), upgrade=limit < each.terms.limit)
+                limits = [
+                    each.terms.limit for each in keeper.together_on(key) if self._is_own(each)
+                ]
+                if limits and len(limits) >= min(limit, *limits):
+                    return AlreadyHeld(unqualified(key), upgrade=limit < min(limits))
+        return None
 
     def _is_own(self, holding: Holding) -> bool:
         runtime = self.runtime
@@ -366,18 +381,26 @@ class Locker:
         take its turn, or release it afterwards.
         """
         runtime, keeper = self.runtime, self.keeper
-        for each in (keeper.holdings.get(key), *keeper.together_on(key)):
-            if each and runtime.holds_up(each.control) and each.held(runtime.now()):
-                raise AlreadyHeld(unqualified(key))
+        limits = [
+            each.terms.limit
+            for each in (keeper.holdings.get(key), *keeper.together_on(key))
+            if each and (runtime.holds_up(each.control) or self._is_own(each))
+            if each.held(runtime.now())
+        ]
+        # Others may release where fewer hold the key than may. A reader always waits behind a writer,
+        # which waits for all readers.
+        if limits and (limit == SHARED or len(limits) >= min(limit, *limits)):
+            raise AlreadyHeld(unqualified(key))
         if not runtime.holds_up(runtime.control()):
             return  # Nor does it hold up anything else: most callers need not look.
-        limits = [
+        waits = [
             each.terms.limit
             for each in keeper.waiting_for(key)
             if each.owner != owner and runtime.holds_up(each.control)
         ]
+        limits += waits
         # Those that may hold the key together with the caller do not need each other's turn.
-        if limits and len(limits) >= min(limit, *limits):
+        if waits and len(limits) >= min(limit, *limits):
             raise AlreadyHeld(unqualified(key), waits=True)
 
 

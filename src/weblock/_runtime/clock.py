@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .internals import running_loop
 
@@ -37,16 +37,24 @@ def new_owner() -> str:
 
 
 def control() -> object:
-    """Return the task that runs in this thread, or the event loop of a callback, or else the thread."""
+    """Return the task that runs in this thread, or the event loop of a callback, or else the strand."""
     loop = running_loop()
-    # Not the task itself, which would keep its result alive, perhaps a lease.
-    return weakref.ref(asyncio.current_task(loop) or loop) if loop else _this_thread.mark
+    if loop:
+        # Not the task itself, which would keep its result alive, perhaps a lease.
+        return weakref.ref(asyncio.current_task(loop) or loop)
+    strand, thread = _strand.get(), _this_thread.mark
+    if strand is None or strand.thread is not thread:
+        strand = Strand(thread, part_of.get())
+        _strand.set(strand)
+    return strand
 
 
 def is_part_of(flow: object) -> bool:
     """Return whether the running code is that flow of control, or one of its tasks and threads."""
-    part = part_of.get()
-    while part is not None and part is not flow:
+    part, found = part_of.get(), flow
+    if isinstance(flow, Strand) and flow.thread is _this_thread.mark:
+        found = flow.work  # The same thread and request, in another context.
+    while part is not None and part is not found:
         part = part.within
     return part is not None or flow is control()
 
@@ -65,7 +73,13 @@ def runs_on_this_loop(flow: object) -> bool:
 
 def waits_for_this_loop(flow: object) -> bool:
     """Return whether that flow of control is this thread, where it goes on when the loop has ended."""
-    return flow is _this_thread.mark and running_loop() is not None
+    strand = _strand.get()
+    return (
+        strand is not None
+        and strand is flow
+        and strand.thread is _this_thread.mark
+        and running_loop() is not None
+    )
 
 
 class Flow:
@@ -91,6 +105,22 @@ part_of: Final[ContextVar[Flow | None]] = ContextVar("weblock_part_of", default=
 A request's tasks and threads are such parts: they cannot wait for what the request itself holds, but
 each holds by itself what it has acquired for itself.
 """
+
+
+class Strand(NamedTuple):
+    """Blocking code of one thread, in one context and in the copies of it.
+
+    A pool runs the parts of many requests in one thread, each in a copy of the context of its request. A
+    part that waits there does not wait for itself, although an earlier part of that thread holds the
+    key: another thread of the pool can release it.
+    """
+
+    thread: object
+    work: Flow | None
+    """The work of a request that it began in."""
+
+
+_strand: Final[ContextVar[Strand | None]] = ContextVar("weblock_strand", default=None)
 
 
 class _ThisThread(threading.local):

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+import threading
+from collections.abc import Callable
+from typing import Any, Final
 
+from .._platform.greenlets import patched_by
 from .._platform.loops import running
 
-running_loop: Final = getattr(asyncio, "_get_running_loop", running)
-"""Returns the event loop that runs in this thread, or ``None``.
+_of_thread: Final[Callable[[], Any]] = getattr(asyncio, "_get_running_loop", running)
+
+
+def _of_greenlet() -> Any:
+    # asyncio knows one running loop for each real thread, whichever greenlet of it asks.
+    loop, here = _of_thread(), threading.get_ident()
+    return loop if getattr(loop, "_thread_id", here) == here else None
+
+
+running_loop: Final[Callable[[], asyncio.AbstractEventLoop | None]] = (
+    _of_greenlet if patched_by() else _of_thread
+)
+"""Returns the event loop that runs in this thread or greenlet, or ``None``.
 
 Outside a loop the public function raises, which takes several times as long, and the blocking face asks often.
 """

@@ -162,7 +162,7 @@ class Attempt:
 
     async def _work(self, holdings: Sequence[Holding]) -> None:
         runtime, plan = self.client.runtime, self.plan
-        if plan.nests:
+        if plan.nests and plan.terms.limit == 1:  # A second slot of several would be granted.
             await self._nest()
         for part in range(3):
             await runtime.sleep(plan.section / 3)
