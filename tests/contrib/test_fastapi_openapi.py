@@ -6,6 +6,7 @@ from typing import Annotated
 
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 
 from tests.support.http import client_of
@@ -150,6 +151,16 @@ def test_an_exception_handler_of_the_users_is_not_spoken_for(app):
     async def create() -> None: ...
 
     assert set(responses(app, "/items")) == {"200", "503"}
+
+
+async def test_a_custom_schema_tells_of_problems(app):
+    """``app.openapi = custom`` after ``install``, as FastAPI documents it, keeps the responses."""
+    app.post("/items", dependencies=[Depends(lock("x"))])(lambda: None)
+    app.openapi = lambda: get_openapi(title="Shop", version="2", routes=app.routes)
+    async with client_of(app, raises=True) as client:
+        schema = (await client.get("/openapi.json")).json()
+    assert schema["info"]["title"] == "Shop"
+    assert set(schema["paths"]["/items"]["post"]["responses"]) == {"200", "409", "503"}
 
 
 async def test_what_is_mounted_tells_in_its_own_schema(app):

@@ -27,6 +27,7 @@ from weblock import (
     LeaseLost,
     Locks,
     LockTimeout,
+    WeblockError,
 )
 from weblock._core.holding import Holding
 from weblock._engines import engine_for
@@ -140,16 +141,23 @@ class TestTheDependency:
         assert set(answer.json()) == {"a", "x", "z"}
         assert await locks.try_acquire("a", "x", "z")
 
-    async def test_an_override_finds_it(self, app, locks):
-        """A test may replace a lock by naming it."""
+    @pytest.mark.parametrize("options", [{}, {"wait": 0, "limit": 3}], ids=["equal", "others"])
+    async def test_an_override_finds_it(self, app, locks, options):
+        """A test may replace a lock by naming its keys, whatever its options."""
 
-        @app.post("/items", dependencies=[Depends(lock("x"))])
+        @app.post("/items", dependencies=[Depends(lock("x", **options))])
         async def create() -> str:
             return "created"
 
         app.dependency_overrides[lock("x")] = lambda: None
-        async with locks.hold("x"), client_of(app) as client:
+        async with locks.hold("x"), client_of(app, raises=True) as client:
             assert (await client.post("/items")).status_code == 200
+            app.dependency_overrides[lock("x")] = lock("x", wait=0, limit=3)
+            assert (await client.post("/items")).status_code == 409
+            app.dependency_overrides[lock("x")] = lambda page="": None
+            if options:
+                with pytest.raises(ConfigurationError, match=r"overrides\[lock\('x', limit=3, wait=0"):
+                    await client.post("/items")
 
     async def test_values_that_are_one_to_the_endpoint_are_one_key(self, app):
         """``/items/7`` and ``/items/07`` are the same item, so they wait for one another."""
@@ -418,14 +426,15 @@ class TestWhoIsToldWhat:
         async with client_of(app) as client:
             assert (await client.post("/items")).json() == {"lost": "x"}
 
+    @pytest.mark.parametrize("kind", [LockTimeout, WeblockError])
     @pytest.mark.parametrize("installed", ["first", "last"])
-    async def test_users_handlers_go_first(self, locks, installed):
+    async def test_users_handlers_go_first(self, locks, installed, kind):
         """``@app.exception_handler(LockTimeout)`` replaces the problem, whenever it is declared."""
         app = FastAPI()
         if installed == "first":
             install(app, locks)
 
-        @app.exception_handler(LockTimeout)
+        @app.exception_handler(kind)
         async def in_own_words(request: Request, error: LockTimeout) -> JSONResponse:
             return JSONResponse({"busy": error.key}, 423)
 

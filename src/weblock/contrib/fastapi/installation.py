@@ -12,22 +12,12 @@ from fastapi.requests import HTTPConnection, Request
 
 from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
-from ...errors import (
-    BodyTimeout,
-    ConfigurationError,
-    EngineUnavailable,
-    InvalidKey,
-    LeaseLost,
-    LockTimeout,
-    WeblockError,
-)
+from ...errors import ConfigurationError, WeblockError
 from ..asgi import ProblemResponse, RequestLayer
 from ..asgi.protocol import App, Receive, Scope, Send
 from ..kit import BODY_WAIT, Problem, Rewrite, checked, opened, problem_of, seconds_or_none, shown
 from .openapi import document, document_mounted
 from .routes import check_keys
-
-ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey, BodyTimeout)
 
 
 def install(
@@ -56,8 +46,9 @@ def install(
     lock is acquired.
 
     Errors of weblock are answered with problem details; ``rewrite(problem, error)`` returns them
-    with another status, body or headers, and ``@app.exception_handler(LockTimeout)`` and the like
-    go before that. OpenAPI documents what it returns for an example of each error.
+    with another status, body or headers, and ``@app.exception_handler`` for ``WeblockError``,
+    ``LockTimeout`` and so on goes before that. OpenAPI documents what it returns for an example of
+    each error.
 
     Raises ``ConfigurationError`` for options that cannot work, and if ``app`` has its layer already;
     when the application starts, for a key that a route can never fill in.
@@ -69,8 +60,8 @@ def install(
         )
     if app.middleware_stack is not None:
         raise ConfigurationError(
-            "install(app) came too late, for the application has served a request already: call it"
-            " where the application is made"
+            "install(app) came too late, for the application has started already: call it where the"
+            " application is made, not in its lifespan"
         )
     layers: list[object] = [middleware.cls for middleware in app.user_middleware]
     if RequestLayer in layers:
@@ -95,6 +86,7 @@ def install(
 
 def _before_start(app: FastAPI, answers: _Answers) -> None:
     check_keys(app.routes)
+    document(app, answers.problem_of)  # It may have been given another ``openapi`` since then.
     document_mounted(app.routes, answers.problem_of)
 
 
@@ -106,8 +98,7 @@ class _Answers:
         self._app = app
         self._handlers = handlers
         self._rewrite = checked(rewrite)
-        for error in ANSWERED:
-            handlers.setdefault(error, self._handle)
+        handlers.setdefault(WeblockError, self._handle)
 
     def problem_of(self, error: WeblockError) -> Problem | None:
         """Return the problem of ``error``; ``None`` if a handler of the user responds to it."""
@@ -126,11 +117,10 @@ class _Answers:
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "websocket":
-                assert isinstance(error, WeblockError)
-                await self._response(error)(scope, receive, send)
-                return
-            response = handler(Request(scope, receive), error)
-            response = await response if inspect.isawaitable(response) else response
+                response = self._response(error)
+            else:
+                response = handler(Request(scope, receive), error)
+                response = await response if inspect.isawaitable(response) else response
             await response(scope, receive, send)
 
         return answer
@@ -142,11 +132,13 @@ class _Answers:
 
     async def _handle(self, connection: HTTPConnection, error: WeblockError) -> ProblemResponse:
         """Respond inside the application's middleware, which adds CORS headers and logs."""
-        if connection.scope["type"] == "websocket":
-            raise error  # The layer knows whether it was accepted.
-        return self._response(error)
+        response = self._response(error)
+        # A mistake in the program is nothing to a client. The layer knows of a websocket whether it
+        # was accepted.
+        if response is None or connection.scope["type"] == "websocket":
+            raise error
+        return response
 
-    def _response(self, error: WeblockError) -> ProblemResponse:
+    def _response(self, error: BaseException) -> ProblemResponse | None:
         problem = problem_of(error, self._rewrite, debug=self._app.debug)
-        assert problem is not None
-        return ProblemResponse(problem)
+        return ProblemResponse(problem) if problem else None

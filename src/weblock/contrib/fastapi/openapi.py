@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -46,19 +46,26 @@ _SCHEMA: Final[dict[str, Any]] = {
 }
 
 
-def document(app: FastAPI, problem_of: ProblemOf) -> None:
-    """Add the problem responses to the OpenAPI schema, at just the operations that lock."""
-    generate = app.openapi
+@dataclass
+class _Documented:
+    """An application's function ``openapi``, and what it documents."""
 
-    @functools.wraps(generate)
-    def openapi() -> dict[str, Any]:
-        schema = generate()
-        for found in locking_routes(app.routes):
+    generate: Callable[[], dict[str, Any]]
+    app: FastAPI
+    problem_of: ProblemOf
+
+    def __call__(self) -> dict[str, Any]:
+        schema = self.generate()
+        for found in locking_routes(self.app.routes):
             if not found.prefix:  # What is mounted has a schema of its own.
-                _describe(schema, found, problem_of)
+                _describe(schema, found, self.problem_of)
         return schema
 
-    app.openapi = openapi  # type: ignore[method-assign]
+
+def document(app: FastAPI, problem_of: ProblemOf) -> None:
+    """Add the problem responses to the OpenAPI schema, at just the operations that lock."""
+    if not isinstance(app.openapi, _Documented):
+        app.openapi = _Documented(app.openapi, app, problem_of)  # type: ignore[method-assign]
 
 
 def document_mounted(routes: Iterable[Any], problem_of: ProblemOf) -> None:
