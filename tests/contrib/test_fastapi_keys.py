@@ -1,5 +1,6 @@
 """What a request's key is made of: path, query and headers, or a dependency of the user's."""
 
+from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Annotated
 from uuid import UUID
@@ -611,6 +612,31 @@ class TestAtTheStart:
             assert (await started(app)).last == "lifespan.shutdown.complete"
         assert ("as the URL spells it" in caplog.text) == warned
         assert ("{item_id:int}" in caplog.text) == warned
+
+    async def test_a_route_that_the_start_adds_is_checked(self):
+        """A lifespan may include routers, and what it has opened is closed when one cannot work."""
+        closed = []
+
+        @asynccontextmanager
+        async def lifespan(app):
+            app.post("/", dependencies=[Depends(lock("item:{id}"))])(lambda: None)
+            try:
+                yield
+            finally:
+                closed.append(True)
+
+        app = FastAPI(lifespan=lifespan)
+        install(app, "memory://")
+        with pytest.raises(ConfigurationError, match=r"'id', but the path has none"):
+            await started(app)
+        assert closed == [True]
+
+    async def test_a_key_function_of_another_framework_is_an_error(self, app):
+        """FastAPI takes a parameter without a type for a query parameter, which is missing."""
+        app.post("/{a}", dependencies=[Depends(lock(lambda a, b="": a + b))])(lambda: None)
+        app.post("/", dependencies=[Depends(lock(lambda request: "x"))])(lambda: None)
+        with pytest.raises(ConfigurationError, match=r"POST /: .*<lambda> has 'request' without a"):
+            await started(app)
 
     @pytest.mark.parametrize(
         "kind",

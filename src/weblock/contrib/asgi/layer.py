@@ -54,8 +54,8 @@ class RequestLayer:
 
     With ``of_rules``, it acquires for the rules of a middleware, and an application inside may have locks
     of its own. With ``owns_locks``, the locks free their connections when the application shuts down on
-    the last of the servers that have started it; they open again when they are used again. ``before_start`` is called before the first request is
-    served: what it raises is why the application does not start. ``answer`` gives the response to an
+    the last of the servers that have started it; they open again when they are used again. ``before_start`` is called when the application has
+    started, or before its first request: what it raises is why the application does not start. ``answer`` gives the response to an
     error of weblock, instead of its problem, where the application has not given one.
     """
 
@@ -85,11 +85,11 @@ class RequestLayer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request or websocket; pass anything else on."""
-        if self._before_start:
-            await self._start(self._before_start, scope, receive, send)
         if scope["type"] in ("http", "websocket"):
+            if self._before_start:
+                self._start()
             await self.serve(self._app, scope, receive, send)
-        elif scope["type"] == "lifespan" and self._owns_locks:
+        elif scope["type"] == "lifespan" and (self._owns_locks or self._before_start):
             await self._live(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -122,24 +122,27 @@ class RequestLayer:
         finally:
             exchange.inbox.close()
 
-    async def _start(
-        self, before_start: Callable[[], None], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        try:
-            before_start()
-        except Exception as error:
-            if scope["type"] == "lifespan":  # Else the server would take us to know no lifespan.
-                await receive()
-                await send({"type": "lifespan.startup.failed", "message": str(error)})
-            raise
-        self._before_start = None
+    def _start(self) -> None:
+        if self._before_start:
+            self._before_start()
+            self._before_start = None
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        lifespan = object()
+        lifespan, fault = object(), None
         self._lifespans.add(lifespan)
 
-        async def rest_and_send(message: Message) -> None:
-            if message["type"].startswith("lifespan.shutdown."):
+        async def send_after_us(message: Message) -> None:
+            nonlocal fault
+            kind = message["type"]
+            if kind == "lifespan.startup.complete":  # It may have added routes until now.
+                try:
+                    self._start()
+                except Exception as error:  # The application says then that it did not start.
+                    fault = {"message": str(error)}
+                    raise
+            elif kind == "lifespan.startup.failed":
+                message = {**message, **(fault or {})}
+            elif kind.startswith("lifespan.shutdown.") and self._owns_locks:
                 self._lifespans.discard(lifespan)
                 # A server may cancel us when it has had this.
                 await beside_loop(partial(rest, self.locks, unless=self._lifespans))
@@ -148,7 +151,7 @@ class RequestLayer:
         # An application that returns or raises here knows no lifespan, and serves requests all the
         # same; or it has failed to start. Either way nobody tells when the locks are needed no more.
         try:
-            await self._app(scope, receive, rest_and_send)
+            await self._app(scope, receive, send_after_us)
         finally:
             self._lifespans.discard(lifespan)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class LockingRoute:
 
 
 def check_keys(routes: Sequence[Any]) -> None:
-    """Raise ``ConfigurationError`` for a key that a route can never fill in, naming both.
+    """Raise ``ConfigurationError`` for a lock that can never work on its route, naming both.
 
     Warns of a key that is made of a part of the path as the URL spells it.
     """
@@ -53,7 +54,16 @@ def check_keys(routes: Sequence[Any]) -> None:
 
 
 def _faults(found: LockingRoute) -> Iterator[tuple[str, bool]]:
-    """Return what is wrong with the keys of a route, each with whether it can never work."""
+    """Return what is wrong with the locks of a route, each with whether it can never work."""
+    for function in (each for lock in found.locks for each in lock.functions):
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.annotation is parameter.default and name not in found.parameters:
+                text = (
+                    f"{found}: the key function {name_of(function)} has {name!r} without a type, which"
+                    " FastAPI reads from the query string. Declare what it is, as in"
+                    " def key(request: Request) -> str"
+                )
+                yield text, True
     for template in (each for lock in found.locks for each in lock.templates):
         lock, path = f"{found}: lock({template.text!r})", found.parameters
         try:
