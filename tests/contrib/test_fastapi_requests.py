@@ -156,7 +156,9 @@ class TestTheDependency:
             assert (await client.post("/items")).status_code == 409
             app.dependency_overrides[lock("x")] = lambda page="": None
             if options:
-                with pytest.raises(ConfigurationError, match=r"overrides\[lock\('x', limit=3, wait=0"):
+                with pytest.raises(
+                    ConfigurationError, match=r"overrides\[lock\('x', limit=3, wait=0"
+                ):
                     await client.post("/items")
 
     async def test_values_that_are_one_to_the_endpoint_are_one_key(self, app):

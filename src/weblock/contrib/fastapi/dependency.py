@@ -85,7 +85,8 @@ class LockDependency(DependencySpec, params.Depends):
             for other, override in overrides.items():
                 alike = isinstance(other, LockDependency) and other.keys == self.keys
                 if alike and override != self:
-                    return await self._overridden(override)
+                    replaced: RequestLease = await self._overridden(override)
+                    return replaced
         known = known_of(scope)
         request = request_locks(scope)
         innermost: AsyncRequestLocks = scope[SCOPE_KEY]  # The first that is given the response.
@@ -101,14 +102,13 @@ class LockDependency(DependencySpec, params.Depends):
             when(lease, "on_lost", functools.partial(call_in, request.loop, tell))
         return lease
 
-
     async def _overridden(self, override: Callable[..., Any]) -> Any:
         """Return what replaces this lock in a test that named its keys, but not its options.
 
         FastAPI finds only an override of an equal lock, and would ignore it.
         """
         yields = inspect.isgeneratorfunction(override) or inspect.isasyncgenfunction(override)
-        if yields or inspect.signature(override).parameters:
+        if yields or signature_of(override).parameters:
             raise ConfigurationError(
                 f"dependency_overrides replaces this lock by {name_of(override)}, which has parameters or a"
                 f" yield: name the lock as the route declares it, dependency_overrides[{self!r}]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import MutableMapping, Sequence
-from typing import Any, Final, Unpack
+from typing import Any, Unpack
 
 from fastapi import FastAPI
 from fastapi.requests import HTTPConnection, Request
@@ -116,6 +116,7 @@ class _Answers:
             return None
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            response: Any
             if scope["type"] == "websocket":
                 response = self._response(error)
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from starlette.routing import Match, WebSocketRoute
 
 from ..._platform.logs import logger
 from ...errors import ConfigurationError
+from ...keys import signature_of
 from ..asgi import RequestLayer
 from ..kit import Asked, Locked, name_of
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD
@@ -56,7 +56,7 @@ def check_keys(routes: Sequence[Any]) -> None:
 def _faults(found: LockingRoute) -> Iterator[tuple[str, bool]]:
     """Return what is wrong with the locks of a route, each with whether it can never work."""
     for function in (each for lock in found.locks for each in lock.functions):
-        for name, parameter in inspect.signature(function).parameters.items():
+        for name, parameter in signature_of(function).parameters.items():
             if parameter.annotation is parameter.default and name not in found.parameters:
                 text = (
                     f"{found}: the key function {name_of(function)} has {name!r} without a type, which"
