@@ -18,7 +18,15 @@ from .middleware import (  # noqa: E402 - only what fits can be imported
     lease_of,
     lock,
 )
-from .request import request_locks  # noqa: E402
+from .request import hold_until_commit, request_locks  # noqa: E402
 from .settings import async_locks, locks  # noqa: E402
 
-__all__ = ["async_lease_of", "async_locks", "lease_of", "lock", "locks", "request_locks"]
+__all__ = [
+    "async_lease_of",
+    "async_locks",
+    "hold_until_commit",
+    "lease_of",
+    "lock",
+    "locks",
+    "request_locks",
+]

@@ -24,12 +24,13 @@ What a program does with the cursors and connections of the database's driver is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary, WeakSet, finalize
 
 from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
@@ -37,11 +38,13 @@ from django.db.backends.signals import connection_created
 from django.db.utils import Error
 from django.http import HttpRequest
 
+from ..._adapting import terms_of
 from ..._face import BaseLease
+from ..._options import HoldOptions
 from ..._platform.logs import logger
-from ...errors import ConfigurationError, LeaseLost
+from ...errors import ConfigurationError, LeaseLost, WeblockError
 from ...events import Acquired, Event
-from ...keys import unqualified
+from ...keys import CheckedKey, unqualified
 from ..kit import ENDED_HERE
 from ..kit.guarding import (
     TABLE,
@@ -59,7 +62,7 @@ from ..kit.guarding import (
 from .internals import is_of_test_case
 
 if TYPE_CHECKING:
-    from ...sync import Locks
+    from ...sync import Lease, Locks
     from .request import ViewLeases
     from .settings import GuardSettings
 
@@ -84,13 +87,98 @@ def open_transaction() -> str | None:
 def warn_of_transaction(acquired: Event) -> None:
     """Warn that a lock was acquired inside a transaction, such as by ``hold`` in a view."""
     assert isinstance(acquired, Acquired)
-    if alias := open_transaction():
+    if not _ends_with_transaction.get() and (alias := open_transaction()):
         logger.warning(
-            "the lock of %.200r is acquired inside a transaction on the database %r, and will"
-            " be released before its COMMIT: put atomic() inside the lock",
+            "the lock of %.200r is acquired inside a transaction on the database %r. If it is"
+            " released before the COMMIT, the next holder does not see what is written: put atomic()"
+            " inside the lock, or acquire it with hold_until_commit",
             acquired.key,
             alias,
         )
+
+
+# Locks that end with a transaction.
+
+_ends_with_transaction: Final[ContextVar[bool]] = ContextVar(
+    "weblock_ends_with_transaction", default=False
+)
+"""Whether what is acquired here is released after the COMMIT."""
+
+
+class UntilEnd:
+    """A lease that is released when the transaction of a connection has ended.
+
+    It is an ``on_commit`` hook. Django calls it after the COMMIT, and drops it when the transaction, or the
+    savepoint in which it was acquired, is rolled back. Nothing else refers to it.
+    """
+
+    def __init__(self, connection: Any, own: Locks, lease: Lease) -> None:
+        self.own = own
+        self.lease = lease
+        self.end = finalize(self, _release, lease)
+        _until_end.setdefault(connection, WeakSet()).add(self)
+
+    def __call__(self) -> None:
+        """Release it, at most once."""
+        self.end()
+
+
+_until_end: Final[WeakKeyDictionary[Any, WeakSet[UntilEnd]]] = WeakKeyDictionary()
+
+
+def _release(lease: Lease) -> None:
+    with suppress(WeblockError):  # It is over, and events have told what is wrong.
+        lease.release()
+
+
+def until_end(connection: Any) -> list[UntilEnd]:
+    """Return the leases that end with the transaction of a connection."""
+    return [each for each in tuple(_until_end.get(connection, ())) if each.end.alive]
+
+
+def hold_until_end(
+    connection: Any, own: Locks, keys: Sequence[CheckedKey], options: HoldOptions
+) -> None:
+    """Acquire keys of ``own``, and have them released when the transaction of a connection has ended.
+
+    Raises ``ConfigurationError`` without a transaction, and for one whose reads are of before the lock.
+    """
+    using = connection.alias
+    if all(map(is_of_test_case, connection.atomic_blocks)):
+        raise ConfigurationError(
+            f"hold_until_commit{tuple(keys)!r:.80} needs a transaction on the database {using!r}, which"
+            f" has none here: put it into transaction.atomic(using={using!r}), name the database of the"
+            " transaction with using=, or hold the keys with locks[...].hold(...)"
+        )
+    level = str(connection.isolation_level) if connection.vendor == "mysql" else "read committed"
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW transaction_isolation")
+            (level,) = cursor.fetchone()
+    if level not in ("read committed", "read uncommitted"):
+        raise ConfigurationError(
+            f"hold_until_commit{tuple(keys)!r:.80} comes too late in a transaction at the isolation level"
+            f" {level!r}, which does not see what the last holder has committed: use READ COMMITTED, or"
+            " acquire the lock before the transaction"
+        )
+    limit = terms_of(own, options).limit
+    held = {
+        key
+        for each in until_end(connection)
+        if each.own is own and each.lease.limit <= limit
+        for key in each.lease.keys
+    }
+    missing: Sequence[CheckedKey] = [key for key in keys if key not in held]
+    if request := checked_at_commit.get():
+        request.refuse_upgrades(own, [key for key in missing if request.holds(own, key)], options)
+        missing = request.missing(own, missing)
+    if missing:
+        token = _ends_with_transaction.set(True)
+        try:
+            lease = own.acquire(*missing, **options)
+        finally:
+            _ends_with_transaction.reset(token)
+        transaction.on_commit(UntilEnd(connection, own, lease), using=using)
 
 
 def prepare_connections(request: HttpRequest) -> None:
@@ -138,7 +226,7 @@ connection_created.connect(watch, dispatch_uid="weblock")
 
 def _commit(connection: Any, commit: Callable[[], None]) -> None:
     checked = checked_at_commit.get()
-    if checked:
+    if checked or connection in _until_end:
         _check(connection, checked)
     commit()
     if checked:
@@ -181,19 +269,22 @@ def _execute(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> A
     return execute(sql, params, many, context)
 
 
-def _check(connection: Any, checked: ViewLeases) -> None:
+def _check(connection: Any, checked: ViewLeases | None) -> None:
     """Raise ``LeaseLost`` if the transaction must not be committed, after it has been rolled back.
 
     With ``ATOMIC_REQUESTS`` on several databases, an ``on_commit`` hook of one may end the lease before
     the COMMIT of another. That passes if nothing was written there.
     """
     try:
-        checked.check()
-        if guard := checked.guard:
-            with _unchecked():
-                guard.check_on(connection)
+        for each in until_end(connection):
+            each.lease.check()
+        if checked:
+            checked.check()
+            if guard := checked.guard:
+                with _unchecked():
+                    guard.check_on(connection)
     except BaseException as error:
-        if isinstance(error, LeaseLost) and error.reason in ENDED_HERE:
+        if checked and isinstance(error, LeaseLost) and error.reason in ENDED_HERE:
             if checked.has_committed and connection not in checked.written_to:
                 return
             # The keeper logs all other losses.
@@ -381,7 +472,7 @@ is_locked: Final[ContextVar[bool]] = ContextVar("weblock_is_locked", default=Fal
 
 
 class LockedReads:
-    """Sends the reads of a request, or a command, that holds a lock to the database that is written.
+    """Sends the reads of a request, a command or a transaction that holds a lock to the database that is written.
 
     ``DATABASE_ROUTERS = ["weblock.contrib.django.database.LockedReads", ...]``: it stands before the routers
     that know replicas. ``using()`` still decides for itself.
@@ -390,7 +481,11 @@ class LockedReads:
     def db_for_read(self, model: Any, **hints: Any) -> str | None:
         """Return the database that is written, inside a lock; ``None`` outside."""
         checked = checked_at_commit.get()
-        if not (is_locked.get() or (checked and checked.holds_any)):
+        if not (
+            is_locked.get()
+            or (checked and checked.holds_any)
+            or any(map(until_end, connections.all(initialized_only=True)))
+        ):
             return None
         found: str = router.db_for_write(model, **hints)
         return found

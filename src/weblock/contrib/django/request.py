@@ -21,7 +21,7 @@ from weakref import ref
 from asgiref.sync import sync_to_async
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
-from django.db import router
+from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.models import Model
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -42,7 +42,13 @@ from ..kit import RequestLeases, going_on, to_its_end
 from ..kit.guarding import GuardKind
 from ..wsgi.request import ENVIRON_KEY
 from .answers import answer
-from .database import Guard, checked_at_commit, give_back_connections, prepare_connections
+from .database import (
+    Guard,
+    checked_at_commit,
+    give_back_connections,
+    hold_until_end,
+    prepare_connections,
+)
 from .internals import close_together, stands_for
 from .settings import GuardSettings, async_locks, locks, of_alias
 from .view_lock import DEFAULT, Call, ViewLock, in_task, in_thread
@@ -391,3 +397,38 @@ def request_locks(alias: str = DEFAULT) -> RequestLocks:
     transaction: a lock inside ``atomic()``, or with ``ATOMIC_REQUESTS``, comes too late.
     """
     return RequestLocks(alias)
+
+
+def hold_until_commit(
+    *keys: str,
+    using: str = DEFAULT_DB_ALIAS,
+    alias: str = DEFAULT,
+    **options: Unpack[HoldOptions],
+) -> None:
+    """Acquire the keys, and hold them until the transaction has ended, by COMMIT or ROLLBACK.
+
+    For model code that runs inside a transaction, as ``pg_advisory_xact_lock``. A lock that is acquired
+    inside a savepoint is released when the savepoint is rolled back. A key that the transaction or the
+    request holds is not acquired again. A lost lease rolls the transaction back. Rows that were read
+    before are not read again: read them after this call.
+
+    Args:
+        *keys: The keys themselves, such as ``f"wallet:{wallet.pk}"``.
+        using: The database of the transaction, as in ``transaction.atomic``.
+        alias: Which entry of ``WEBLOCK`` to use.
+        **options: Override those of the alias: see ``HoldOptions``. The transaction keeps its database
+            connection while it waits.
+
+    Raises:
+        ConfigurationError: There is no ``atomic`` block, as with autocommit and in async code; the
+            transaction is REPEATABLE READ or SERIALIZABLE; or the alias has ``"GUARD": "database"``.
+        LockTimeout: The keys were not free within ``wait`` seconds.
+        EngineUnavailable: The engine did not answer.
+    """
+    if of_alias(alias).guard.always:
+        raise ConfigurationError(
+            f"WEBLOCK[{alias!r}] has GUARD, whose fences are committed before the transaction begins:"
+            " hold_until_commit needs another alias without it, or use request_locks() before the"
+            " transaction"
+        )
+    hold_until_end(connections[using], locks[alias], in_order(keys), options)

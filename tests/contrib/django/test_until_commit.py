@@ -1,0 +1,213 @@
+"""``hold_until_commit``: locks that model code acquires, and that end with its transaction."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse
+
+from weblock import AlreadyHeld, ConfigurationError, LeaseLost
+from weblock.contrib.django import hold_until_commit, lock, locks
+from weblock.contrib.django.database import LOCKED_READS, until_end
+
+from .project.replica import REPLICA
+from .project.shop.models import Item
+from .requests import fetch
+
+DATABASES = ["lite", "default"]
+
+on_databases = pytest.mark.django_db(transaction=True, databases=DATABASES)
+each_database = pytest.mark.parametrize("using", DATABASES)
+
+
+@pytest.fixture(autouse=True)
+def project(serve: Any, settings: Any) -> None:
+    """Nothing but our middleware, and an engine of the test's own."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
+
+
+def held() -> list[str]:
+    """The keys that somebody holds."""
+    return [each.key for each in locks["default"].list()]
+
+
+@on_databases
+@each_database
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_a_key_is_held_until_its_transaction_ends(ends: str, using: str, caplog: Any) -> None:
+    """By COMMIT or ROLLBACK, whatever acquires it again, inside savepoints too; and no log warns of it."""
+    with transaction.atomic(using):
+        with transaction.atomic(using):
+            hold_until_commit("b", "a", using=using)
+        with transaction.atomic(using):
+            hold_until_commit("a", using=using)
+        hold_until_commit("b", using=using)
+        assert held() == ["a", "b"]
+        assert locks["default"].try_acquire("a") is None
+        transaction.set_rollback(ends == "rollback", using=using)
+        transaction.on_commit(lambda: hooks.append(held()), using=using)
+        hooks: list[list[str]] = []
+    assert held() == []
+    assert hooks == ([[]] if ends == "commit" else [])
+    assert "inside a transaction" not in caplog.text
+
+
+@on_databases
+@each_database
+def test_a_savepoint_gives_up_what_it_acquired(using: str) -> None:
+    """What was acquired inside a savepoint is released when that is rolled back, and nothing else."""
+    with transaction.atomic(using):
+        hold_until_commit("outer", using=using)
+        with suppress(ZeroDivisionError), transaction.atomic(using):
+            hold_until_commit("inner", "outer", using=using)
+            raise ZeroDivisionError
+        assert held() == ["outer"]
+        hold_until_commit("inner", using=using)
+        assert held() == ["inner", "outer"]
+    assert held() == []
+
+
+@on_databases
+@each_database
+def test_a_connection_that_breaks_holds_nothing(using: str) -> None:
+    """A transaction whose connection was closed is over."""
+    with suppress(ZeroDivisionError), transaction.atomic(using):
+        hold_until_commit("a", using=using)
+        connections[using].close()
+        raise ZeroDivisionError
+    assert held() == []
+
+
+@on_databases
+@each_database
+def test_a_lost_lease_rolls_back(using: str) -> None:
+    """What was written under a lease that was taken away is not committed, outside of requests too."""
+
+    @transaction.atomic(using)
+    def write() -> None:
+        hold_until_commit("a", using=using)
+        Item.objects.using(using).create()
+        assert locks["default"].force_release("a")
+        (mine,) = until_end(connections[using])
+        with suppress(LeaseLost):  # As a renewal would, it learns of the loss.
+            mine.lease.extend(1)
+
+    with pytest.raises(LeaseLost):
+        write()
+    assert Item.objects.using(using).count() == 0
+    with transaction.atomic(using):
+        hold_until_commit("a", using=using)
+    assert held() == []
+
+
+@on_databases
+def test_a_request_does_not_wait_for_itself(serve: Any, database: Any) -> None:
+    """With ATOMIC_REQUESTS, model code names keys that the view has locked, or others, and all end after COMMIT."""
+    seen: list[list[str]] = []
+
+    @lock("view")
+    def view(request: HttpRequest) -> HttpResponse:
+        hold_until_commit("view", "model")
+        seen.append(held())
+        transaction.on_commit(lambda: seen.append(held()))
+        return HttpResponse(status=201)
+
+    serve(items=view)
+    database(ATOMIC_REQUESTS=True)
+    assert fetch("/items").status_code == 201
+    assert seen == [["model", "view"], ["view"]]
+    assert held() == []
+
+
+@on_databases
+def test_a_shared_lock_of_the_view_is_not_enough(serve: Any, database: Any) -> None:
+    """What the request holds with others is no exclusive lock, and cannot become one."""
+
+    @lock("a", shared=True)
+    def view(request: HttpRequest) -> HttpResponse:
+        with pytest.raises(AlreadyHeld):
+            hold_until_commit("a")
+        return HttpResponse(status=201)
+
+    serve(items=view)
+    database(ATOMIC_REQUESTS=True)
+    assert fetch("/items").status_code == 201
+
+
+@on_databases
+def test_a_busy_key_is_a_conflict(serve: Any, database: Any) -> None:
+    """A request whose model code finds a key busy is rolled back and answered with 409."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        Item.objects.create()
+        hold_until_commit("a", wait=0)
+        return HttpResponse(status=201)
+
+    serve(items=view)
+    database(ATOMIC_REQUESTS=True)
+    begun, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with transaction.atomic("lite"):
+            hold_until_commit("a", using="lite")
+            begun.set()
+            done.wait(60)
+        connections.close_all()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert begun.wait(60)
+    response = fetch("/items")
+    done.set()
+    thread.join()
+    assert (response.status_code, response.json()["code"]) == (409, "lock_timeout")
+    assert Item.objects.count() == 0
+
+
+@on_databases
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_snapshot_comes_too_early(level: str) -> None:
+    """A transaction that does not see what the last holder has committed cannot acquire."""
+    with transaction.atomic():
+        with connections["default"].cursor() as cursor:
+            cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        with pytest.raises(ConfigurationError, match=level.lower()):
+            hold_until_commit("a")
+    assert held() == []
+
+
+@on_databases
+def test_without_a_transaction_nothing_would_end_it(settings: Any) -> None:
+    """Autocommit, a transaction of another database and an alias with GUARD are refused, with the remedy."""
+    with pytest.raises(ConfigurationError, match=r"transaction\.atomic\(using='default'\)"):
+        hold_until_commit("a")
+    with transaction.atomic("lite"), pytest.raises(ConfigurationError, match="with using="):
+        hold_until_commit("a")
+    settings.WEBLOCK["guarded"] = {"URL": "memory://guarded", "GUARD": "database"}
+    with transaction.atomic(), pytest.raises(ConfigurationError, match="GUARD"):
+        hold_until_commit("a", alias="guarded")
+
+
+@pytest.mark.django_db
+def test_in_a_test_case_it_ends_with_the_test() -> None:
+    """The transaction of a ``TestCase`` is none of the code's: a block inside it is, and may lock again."""
+    with pytest.raises(ConfigurationError, match="has none here"):
+        hold_until_commit("a")
+    for _ in range(2):
+        with transaction.atomic():
+            hold_until_commit("a")
+
+
+@on_databases
+def test_it_reads_what_is_written(settings: Any) -> None:
+    """After it, ``LockedReads`` sends reads to the database that is written, until the transaction ends."""
+    settings.DATABASE_ROUTERS = [LOCKED_READS, REPLICA]
+    with transaction.atomic():
+        assert Item.objects.all().db == "other"
+        hold_until_commit("a")
+        assert Item.objects.all().db == "default"
+    assert Item.objects.all().db == "other"
