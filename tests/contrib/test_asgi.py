@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from contextvars import ContextVar, copy_context
 from dataclasses import replace
 
 import pytest
@@ -125,6 +126,32 @@ class TestTheLayer:
 
         await RequestLayer(app, mine, owns_locks=True)({"type": "lifespan"}, None, told)
         assert done == ["closed", "told"]
+
+    @pytest.mark.parametrize("locked", [True, False])
+    async def test_middleware_outside_sees_what_the_application_has_set(self, locks, locked):
+        """Context variables, such as those of structlog, reach an access log; weblock's own do not."""
+        user = ContextVar("user", default="nobody")
+        seen = []
+
+        async def app(scope, receive, send):
+            if locked:
+                await request_locks(scope).acquire("x")
+            user.set("alice")
+            await send(START)
+            await send(BODY)
+
+        async def access_log(scope, receive, send):
+            async def logged(message):
+                seen.append(user.get())
+                await send(message)
+
+            before = {*copy_context()}
+            await RequestLayer(app, locks)(scope, receive, logged)
+            assert {*copy_context()} - before == {user}
+            seen.append(user.get())
+
+        await Exchange().served_by(access_log)
+        assert seen == ["alice", "alice", "alice"]
 
     async def test_the_last_server_to_shut_down_frees_the_locks(self, url):
         """A server that shuts down takes no lease from requests of another one in the process."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Final, Unpack
@@ -275,19 +275,13 @@ class TaskLeases(ViewLeases):
     acquire = ViewLeases.take_all
 
     async def run(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Run the view, in a task of its own; what that sets in the context is set here, too.
+        """Run the view, in a task of its own.
 
         Django cancels a request when its client leaves, and a thread that works for it goes on all the
         same. So work is cancelled only while ``leave`` says that it may be.
         """
-        context, loop = copy_context(), asyncio.get_running_loop()
-        in_a_task = partial(self._run, work)
-        try:
-            return await to_its_end(in_a_task, loop, may_end=self.leave, context=context)
-        finally:
-            for variable, value in context.items():
-                if variable not in _OF_ONE_REQUEST and variable.get(None) is not value:
-                    variable.set(value)
+        in_a_task, loop = partial(self._run, work), asyncio.get_running_loop()
+        return await to_its_end(in_a_task, loop, may_end=self.leave)
 
     async def _run(self, work: Callable[[], Awaitable[Any]], ended: asyncio.Future[None]) -> Any:
         part_of.set(self.flow)
@@ -329,10 +323,6 @@ def read_again(rows: Iterable[Model]) -> None:
             raise PermissionDenied(
                 f"the {model.__name__} {row.pk!r} was deleted while the request waited for its lock"
             ) from error
-
-
-_OF_ONE_REQUEST: Final = frozenset({part_of, checked_at_commit})
-"""What is set in the context while a request is served, and not after it."""
 
 
 def locks_of_request(request: HttpRequest) -> ThreadLeases | TaskLeases | None:

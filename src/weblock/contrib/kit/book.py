@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from contextvars import Context
+from contextvars import copy_context
 from itertools import groupby
 from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import quote
@@ -304,7 +304,6 @@ async def to_its_end(
     loop: asyncio.AbstractEventLoop,
     *,
     may_end: Callable[[], bool],
-    context: Context | None = None,
     scope: Any = None,
 ) -> T:
     """Return what ``work`` returns, or raise what it raises, from a task of its own.
@@ -312,7 +311,8 @@ async def to_its_end(
     So what cancels a request does not cancel what it does inside its lock, unless ``may_end`` returns
     that it may: otherwise it runs to its end, and only then the cancellation is raised again, unchanged.
     ``work`` is given a future, and resolves it as the last thing that it does, unless it is done: the
-    waiting for it was cancelled. To wait for it is cheaper than to wait for a task.
+    waiting for it was cancelled. To wait for it is cheaper than to wait for a task. Context variables that
+    the work has set are set for the caller, too: middleware outside of it may log them.
 
     anyio and ``asyncio.timeout`` recognize only their own cancellation, so it is not replaced. ``scope`` is a
     cancel scope of anyio that ``work`` has entered. If anyio cancels the request, anyio also cancels the
@@ -320,6 +320,7 @@ async def to_its_end(
     """
     ended: asyncio.Future[None] = loop.create_future()
     # Not by the loop's ``create_task``: on Python 3.12 and 3.13 it starts no task at once.
+    context = copy_context()
     task = asyncio.Task(work(ended), loop=loop, context=context, **_BEGUN_AT_ONCE)
     try:
         await ended
@@ -342,6 +343,11 @@ async def to_its_end(
             # Of the work, not the cancellation that is handled here.
             logger.error("a request failed after it was cancelled", exc_info=error)  # noqa: TRY400
         raise
+    finally:
+        for variable, value in context.items():
+            # Those of weblock are about the work itself.
+            if variable.get(None) is not value and not variable.name.startswith("weblock_"):
+                variable.set(value)
     return task.result()
 
 
