@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from celery import Celery, Task
+from celery.app.task import Context
 from celery.exceptions import Ignore
 
 from ..._adapting import AtLeast, terms_of
@@ -68,7 +70,8 @@ class LockedTask(Task):
     """
     on_busy: OnBusy = "wait"
     """What to do if the key is busy: ``"wait"``, and then fail with ``LockTimeout``; ``"skip"``, which
-    ends the task as ignored; or ``"retry"``, which runs it again later by Celery's own ``retry``.
+    ends the task as ignored, with the result ``None``, and does not run what follows it in its chain;
+    or ``"retry"``, which runs it again later by Celery's own ``retry``.
 
     The last two do not wait, unless the task says ``wait=``.
     """
@@ -126,11 +129,6 @@ def spec_of(task: LockedTask | type[LockedTask]) -> LockSpec:
         plain = lock.__func__
         lock = lock if next(iter(signature_of(plain).parameters), "") == "self" else plain
     keys = lock if isinstance(lock, list | tuple) else [lock]
-    if not keys or not all(isinstance(key, str) or callable(key) for key in keys):
-        raise ConfigurationError(
-            f"lock={lock!r:.80} must be a key, a function that returns one, or several in a list;"
-            " lock=None does not lock"
-        )
     return LockSpec.of([key if callable(key) else KeyTemplate.parse(key) for key in keys], options)
 
 
@@ -235,30 +233,38 @@ class Running(RequestLeases[Lease]):
     def _acquire(self, keys: Sequence[CheckedKey], given: HoldOptions) -> Lease:
         """Acquire the keys; wait for an earlier delivery, or attempt, of this very task.
 
-        That one's worker was killed, and the broker has delivered it again; or it is just ending, and
-        has enqueued its next attempt. To skip it now would be to lose it.
+        Either its worker was killed, and the broker has delivered the task again; or it is ending, and
+        has sent its next attempt. A delivery that was skipped now would be lost. But if the earlier one
+        goes on, the broker has delivered a task that runs: the earlier one will store the result.
         """
         task, locks, options = self.task, self._locks, given.copy()
         # A label ends with the task as Celery's log names it.
         mark = f" {task.name}[{task.request.id}]" if task.request.id else f" {task.name}"
         options["label"] = f"{options.get('label', locks.label)}{mark}"[-LONGEST_LABEL:]
+
+        def runs_already() -> bool:
+            infos = map(locks.inspect, self.missing(locks, keys))
+            return any(each.label.endswith(mark) for info in infos if info for each in info.holders)
+
         try:
             return drive(self.take(locks, keys, options))
         except LockTimeout:
-            if task.on_busy == "retry" or not task.request.id:
-                raise
-            infos = map(locks.inspect, self.missing(locks, keys))
-            if not any(
-                each.label.endswith(mark) for info in infos if info for each in info.holders
-            ):
+            if task.on_busy == "retry" or not task.request.id or not runs_already():
                 raise
         options["wait"] = terms_of(locks, options).ttl + MARGIN
-        return drive(self.take(locks, keys, options))
+        try:
+            return drive(self.take(locks, keys, options))
+        except LockTimeout as busy:
+            if runs_already():
+                raise Ignore(f"it runs already: {busy}") from busy
+            raise
 
     def _find_busy(self, busy: LockTimeout) -> None:
         """End or postpone a task whose keys are busy."""
-        task = self.task
-        if task.on_busy == "retry":
+        task, request = self.task, self.task.request
+        if (
+            task.on_busy == "retry" and not request.is_eager
+        ):  # Celery repeats an eager task at once.
             # Not all tasks at once, unless the task says when.
             countdown = max(LEAST_COUNTDOWN, busy.retry_after or 0.0) * random.uniform(1.0, 1.5)
             if task.busy_countdown is not None:
@@ -266,11 +272,27 @@ class Running(RequestLeases[Lease]):
             raise task.retry(exc=busy, countdown=countdown)
         if task.on_busy != "skip":
             raise busy
-        request = task.request
         logger.info("task %s[%s] is skipped: %s", task.name, request.id, printable(str(busy)))
-        if request.called_directly or request.chord:
-            return  # A chord waits for each of its tasks, and an ignored one would never be done.
+        if request.called_directly:
+            return
+        if not request.is_eager:  # Groups, chords and callers wait for a result of each task.
+            backend = task.backend
+            backend.mark_as_done(request.id, None, request, not task.ignore_result)
+            for part in itertools.chain.from_iterable(map(_tasks_in, request.chain or ())):
+                options = part["options"]
+                context = Context(options, id=options["task_id"], group=options.get("group_id"))
+                backend.mark_as_done(context.id, None, context)
         raise Ignore(str(busy))
+
+
+def _tasks_in(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the tasks whose results are the result of a step of a chain."""
+    kind, kwargs = step["subtask_type"], step["kwargs"]
+    if kind == "chord":
+        return _tasks_in(kwargs["body"])
+    if kind not in ("chain", "group"):
+        return [step]
+    return [part for each in kwargs["tasks"] for part in _tasks_in(each)]
 
 
 def lease_of() -> Lease:
