@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.nursery import AVAILABLE, Forked, nursery_of_engines
+from tests.support.nursery import AVAILABLE, STRICT, Forked, nursery_of_engines
 from tests.support.waiting import PATIENCE
 
 TOP = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ class Worker:
 
     def start(self, module: str, *words: str, **environment: str) -> None:
         """Starts a module as a program."""
-        command = [sys.executable, "-W", "error", "-m", module, *words]
+        command = [sys.executable, *STRICT, "-m", module, *words]
         env = {**os.environ, **environment}
         # Without a buffer: what is in one, nobody can select.
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}

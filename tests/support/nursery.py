@@ -28,6 +28,9 @@ RUNS = -1
 
 AVAILABLE = hasattr(os, "fork") and hasattr(socket, "send_fds")
 
+STRICT = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")
+"""What makes warnings errors, but for that of a fork beside other threads: tests fork on purpose."""
+
 LARGEST = 1 << 17
 """Bytes of an order: it has the environment."""
 
@@ -91,7 +94,7 @@ class Nursery:
         self._control, its = socket.socketpair()
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", __name__, str(its.fileno()), *modules],
+                [sys.executable, *STRICT, "-m", __name__, str(its.fileno()), *modules],
                 cwd=TOP,
                 pass_fds=[its.fileno()],
             )

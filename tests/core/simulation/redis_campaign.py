@@ -9,7 +9,7 @@ from functools import cache, partial
 from random import Random
 from typing import Final
 
-from lupa import lua51
+import pytest
 
 from weblock.stores.redis import scripts
 from weblock.stores.redis.scripts import Script
@@ -19,6 +19,8 @@ from .redis_engine import RedisEngine
 from .schedule import Schedule
 from .sometimes import OF_LIMITS
 from .swarm import Swarm
+
+lua51 = pytest.importorskip("lupa.lua51")
 
 Scripted = Callable[[Script], Script]
 

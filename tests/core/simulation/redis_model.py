@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from lupa import lua51
+import pytest
 
 from weblock.stores.redis.scripts import Script
+
+lua51 = pytest.importorskip("lupa.lua51")
 
 Value = dict[str, str] | dict[str, float] | str
 
