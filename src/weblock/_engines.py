@@ -12,6 +12,7 @@ from ._core.observers import Observers
 from ._core.ports import Engine, Runtime, Store
 from ._core.telling import Health
 from ._platform.forks import Mutex, enter_child, getpid, heed_forks, process
+from ._platform.threads import refuse_subinterpreter
 from ._runtime.keeper import KeeperThread
 from .stores import url as urls
 
@@ -44,6 +45,7 @@ class _InUse:
     """
 
     def __init__(self, engine: Engine) -> None:
+        refuse_subinterpreter()
         self.engine = engine
         self.users: set[User] = set()
         self._begin()
@@ -176,6 +178,7 @@ def engine_for(url: str | Sequence[str]) -> Engine:
 
 
 def _open(url: str | Sequence[str]) -> Engine:
+    refuse_subinterpreter()  # Before a driver fails to be imported there.
     # A process with two engines in one directory could not see that it waits for itself.
     for each in list(_registry.by_url.values()):
         if isinstance(url, str) and each.serves(url):

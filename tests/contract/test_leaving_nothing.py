@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, ContextVar
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,23 @@ def test_a_waiter_whose_loop_is_closed_keeps_nothing(url) -> None:
         eventually(lambda: not locks.list())
         eventually(lambda: locks._locker.keeper.idle and not locks._locker.keeper.stakes)
     assert not task.done()
+
+
+@pytest.mark.promise("locks")
+async def test_an_engine_keeps_nothing_of_the_context_that_first_used_it(url) -> None:
+    """What a request has set in its context ends with it, although its connections and tasks go on."""
+    variable: ContextVar[object] = ContextVar("of a request")
+
+    async def first() -> weakref.ref[object]:
+        variable.set(value := type("Value", (), {})())
+        async with locks.hold("key"):
+            return weakref.ref(value)
+
+    async with AsyncLocks.from_url(url, ttl=LONG, wait=PATIENCE) as locks:
+        value = await asyncio.create_task(first(), context=Context())
+        await asyncio.to_thread(eventually, lambda: gc.collect() >= 0 and value() is None)
+        async with locks.hold("key"):
+            pass
 
 
 async def _acquire(key: str, url: str | list[str], *, wait: float | None) -> None:

@@ -29,6 +29,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from .greenlets import patched_by
+from .threads import background_thread
 
 phases: Final = OrderedDict.fromkeys(("start", "stop"))
 """The last one is the phase that came last: ``"start"`` while the collector runs in any thread.
@@ -59,6 +60,6 @@ def end_later(work: Callable[[], object]) -> None:
 
     The start of a thread needs a mutex of ``threading``, so it is started by another one.
     """
-    thread = threading.Thread(target=work, name="weblock-collected", daemon=True)
+    thread = background_thread(work, "weblock-collected")
     with suppress(RuntimeError):  # The machine has no more threads. Leases then end at their ttl.
         _thread.start_new_thread(thread.start, ())

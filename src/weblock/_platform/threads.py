@@ -6,12 +6,35 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from contextvars import Context
+from typing import Any, Final
 
+from ..errors import ConfigurationError
 from .logs import Repeats, logger
 
 AGAIN_AFTER: Final = 0.1
 """Seconds after which a thread that failed goes on."""
+
+
+def background_thread(work: Callable[[], object], name: str) -> threading.Thread:
+    """Return a daemon thread that does ``work``, not yet started.
+
+    Its context is empty. Where threads inherit the context of the code that starts them, as they can from
+    Python 3.14 on, it would have what a request has set, such as the request's id for logs, and keep it alive.
+    """
+    own: dict[str, Any] = {"context": Context()} if sys.version_info >= (3, 14) else {}
+    return threading.Thread(target=work, name=name, daemon=True, **own)
+
+
+def refuse_subinterpreter() -> None:
+    """Raise ``ConfigurationError`` where Python allows no daemon threads, as in an isolated subinterpreter."""
+    try:
+        background_thread(refuse_subinterpreter, "weblock-never")
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"weblock cannot be used in this subinterpreter ({error}): it renews leases in a thread. Use it"
+            " in the main interpreter, and run the work in threads or processes instead"
+        ) from error
 
 
 class BackgroundThread:
@@ -44,7 +67,7 @@ class BackgroundThread:
         """
         if self._turn.locked():
             return True
-        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        thread = background_thread(self._run, self._name)
         self._thread = thread
         try:
             thread.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from contextvars import Context
 from typing import Any, Final
 
 from ...aio import AsyncLocks
@@ -73,7 +74,7 @@ class Looks:
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done() or self._task.get_loop() is not loop:
             self._looked = asyncio.Event()  # Each belongs to one loop.
-            self._task = loop.create_task(self._go_on(), name="weblock-status")
+            self._task = loop.create_task(self._go_on(), name="weblock-status", context=Context())
 
     async def _go_on(self) -> None:
         while self._watchers or time.monotonic() - self._idle_since < KEPT:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextvars import Context
 from typing import Any, Final, cast
 
 import hiredis
@@ -264,7 +265,9 @@ class LoopLinks:
             return link
         making = self._making.get(address)
         if making is None or making.done():
-            making = self._making[address] = self.loop.create_task(self._new(address, introduce))
+            making = self._making[address] = self.loop.create_task(
+                self._new(address, introduce), context=Context()
+            )
             # Looked at, lest the loop logs the error where all callers were cancelled.
             making.add_done_callback(lambda made: made.cancelled() or made.exception())
         return await made_for_all(making, _closed)

@@ -15,6 +15,7 @@ from redis import exceptions
 
 from ..._platform.logs import Repeats, logger
 from ..._platform.loops import running
+from ..._platform.threads import background_thread
 from ..transport.backoff import Backoff
 from ..transport.unfit import Unfit
 from .settings import Address
@@ -38,7 +39,7 @@ LONGEST_KNOCK: Final = 0.5
 
 def in_background(work: Callable[[], None], name: str) -> None:
     """Run ``work`` in a thread of its own. Raises ``RuntimeError`` if there can be none."""
-    threading.Thread(target=work, name=f"weblock-{name}", daemon=True).start()
+    background_thread(work, f"weblock-{name}").start()
 
 
 class Poll:

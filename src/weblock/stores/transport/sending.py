@@ -6,7 +6,6 @@ import asyncio
 import select
 import socket
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 from ..._core.ports import sent
 from ..._platform.forks import Open
+from ..._platform.threads import background_thread
 from .turns import taken_out
 
 Request = Coroutine[Any, Any, None]
@@ -117,7 +117,7 @@ async def _in_a_thread(request: Request, until: float, to_close: list[Request]) 
         ours, theirs = socket.socketpair()
         with ours:
             try:
-                threading.Thread(target=run, name="weblock-asking", daemon=True).start()
+                background_thread(run, "weblock-asking").start()
             except RuntimeError:
                 theirs.close()
                 raise

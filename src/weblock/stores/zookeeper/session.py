@@ -27,6 +27,7 @@ from kazoo.security import CREATOR_ALL_ACL
 
 from ..._core.ports import Ask, Bell
 from ..._platform.forks import close_in_children
+from ..._platform.threads import background_thread
 from .. import marks
 from ..transport.turns import taken_out
 from .nodes import LEASE, VERSION, name_of_key
@@ -178,7 +179,7 @@ class Session:
 
     def close(self, *, patience: float = _CLOSING) -> None:
         """End the session, and with it our places. A server that hangs is not waited for."""
-        thread = threading.Thread(target=self._close, name="weblock-closing", daemon=True)
+        thread = background_thread(self._close, "weblock-closing")
         try:
             thread.start()
         except RuntimeError:  # The machine has no more threads.
