@@ -23,7 +23,7 @@ from weblock.stores.redis.aio import LoopLinks
 from weblock.stores.redis.asking import Health, Lookup, Poll
 from weblock.stores.redis.blocking import BlockingLinks
 from weblock.stores.redis.calls import Layout
-from weblock.stores.redis.receiver import Bell
+from weblock.stores.redis.link import Bell
 from weblock.stores.redis.settings import Address, parse
 from weblock.stores.redis.topology import ClusterNodes
 from weblock.stores.transport.sending import in_this_thread

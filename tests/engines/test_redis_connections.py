@@ -315,16 +315,15 @@ def test_a_keeper_without_a_connection_goes_before_all_callers(
     with Locks.from_url(server.url(recovery="off"), wait=PATIENCE) as locks:
         locks.acquire("a").release()
         links, address = locks._locker.store._wire.links, Address("127.0.0.1", server.port)  # type: ignore[attr-defined]
-        link = links.at_once(address, [])
+        (link,) = links._idle.pop(address)
         with ThreadPoolExecutor(1) as pool:
             loan = pool.submit(links.lend, address)
             eventually(lambda: links._wanted)
             links.give_back(link)
             assert loan.result() is link
-        assert links.at_once(address, []) is None
+        assert not links._idle.get(address)
         links.give_back(link)
-        assert links.at_once(address, []) is link
-        links.give_back(link)
+        assert links._idle[address] == [link]
 
 
 def free(locks: Locks, key: str) -> bool:
@@ -458,7 +457,6 @@ async def _link(server: Server, timeout: float = 1.0) -> AsyncioLink:
         Address("127.0.0.1", server.port),
         redis.asyncio.Connection(port=server.port, protocol=3),
         timeout=timeout,
-        on_push=lambda _push: None,
         on_end=lambda _link: None,
     )
 

@@ -16,7 +16,7 @@ from tests.servers import Server
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, Locks
 from weblock._core.ports import Ask, Grasp, Message, Switchboard
-from weblock.stores.redis import receiver
+from weblock.stores.redis import link
 from weblock.stores.transport.listener import from_notification
 
 NOW = 1_790_000_000_000_000
@@ -65,7 +65,7 @@ def test_garbage_is_dropped_with_a_line(payload: bytes, caplog: pytest.LogCaptur
     board, bell = Switchboard(), Bell()
     board.bells["owner"] = bell
     with caplog.at_level(logging.DEBUG, "weblock"):
-        receiver.Bell("", board, bool).pass_on([b"message", b"channel", payload])
+        link.Bell("", board, bool).pass_on([b"message", b"channel", payload])
     assert bell.told == []
     assert [each.thread for each in caplog.records].count(threading.get_ident()) == 1
 

@@ -16,7 +16,7 @@ from weblock.stores.redis.wire import Wire
 
 from .cluster_servers import ADDRESSES, LAYOUT, ClusterServers
 from .process import Process, Signal
-from .redis_links import Sent, SimulatedLink, SimulatedLinks, WitnessedStore
+from .redis_links import Introduce, Sent, SimulatedLink, SimulatedLinks, WitnessedStore
 
 KNOCK: Final = 0.2
 """Seconds after which it is tried again whether a master that hung answers."""
@@ -37,25 +37,16 @@ class ClusterLinks(SimulatedLinks):
 
     engine: ClusterServers  # type: ignore[assignment]
 
-    def at_once(self, address: Address, _permits: list[None]) -> SimulatedLink | None:
+    async def take(
+        self, address: Address, _permits: list[None], introduce: Introduce, *, beside: bool = False
+    ) -> SimulatedLink:
         for link in tuple(self._idle):
             if link.address == address:
                 self._idle.remove(link)
                 if link.alive:
                     return link
-        return None
-
-    async def take(
-        self, address: Address, permits: list[None], *, beside: bool = False
-    ) -> SimulatedLink:
-        if link := self.at_once(address, permits):
-            return link
         link = ClusterLink(self, address)
-        try:
-            await self.introduce(link)
-        except BaseException:
-            link.discard()
-            raise
+        await introduce(link)
         return link
 
     async def aside(self, work: Callable[[], None]) -> None:

@@ -28,6 +28,8 @@ from .swarm import Swarm
 
 Sent = Callable[[Process, Request], None]
 
+Introduce = Callable[[Any], Awaitable[None]]
+
 ADDRESS = Address("simulated", 1)
 
 NOTICED = 2.0
@@ -130,8 +132,6 @@ class Subscription:
 class SimulatedLinks:
     """The links of one store."""
 
-    introduce: Callable[[SimulatedLink], Awaitable[None]]
-
     def __init__(
         self,
         process: Process,
@@ -157,26 +157,17 @@ class SimulatedLinks:
     def process(self) -> str:
         return self.at.name
 
-    def at_once(self, _address: Address, _permits: list[None]) -> SimulatedLink | None:
+    async def take(
+        self, _address: Address, _permits: list[None], introduce: Introduce, *, beside: bool = False
+    ) -> SimulatedLink:
         for link in tuple(self._idle):
             if self._usable(link):
                 if not self.multiplexed:
                     self._idle.remove(link)
                 return link
             self._idle.remove(link)
-        return None
-
-    async def take(
-        self, address: Address, permits: list[None], *, beside: bool = False
-    ) -> SimulatedLink:
-        if link := self.at_once(address, permits):
-            return link
         link = SimulatedLink(self)
-        try:
-            await self.introduce(link)
-        except BaseException:
-            link.discard()
-            raise
+        await introduce(link)
         if self.multiplexed:
             self._idle.insert(0, link)
         return link

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any, Final, cast
 
-import hiredis
 import redis.asyncio
 from redis import exceptions
 
@@ -25,10 +24,9 @@ from ..transport.unfit import Unfit
 from .asking import connecting, in_background
 from .calls import packed
 from .internals import take_writer
-from .receiver import NOT_RUNG, Bell
+from .link import NOT_RUNG, Bell, Introduce, Link, Links
 from .servers import explained
 from .settings import Address
-from .wire import INCOMPLETE, Link, Links
 
 BATCH: Final = 8
 """Commands that are sent before the turn of the loop is over, so that the server need not wait."""
@@ -42,11 +40,8 @@ would wait for all of them.
 """
 
 
-Introduce = Callable[[Link], Awaitable[None]]
-
-
-class AsyncioLink(Link, asyncio.Protocol):
-    """One connection, from its handshake on."""
+class AsyncioLink(Link[tuple[asyncio.Future[Any], float]], asyncio.Protocol):
+    """One connection, from its handshake on. A request in flight is the future of its reply, and its deadline."""
 
     def __init__(
         self,
@@ -54,17 +49,13 @@ class AsyncioLink(Link, asyncio.Protocol):
         writer: asyncio.StreamWriter,
         *,
         timeout: float,
-        on_push: Callable[[Any], None],
         on_end: Callable[[AsyncioLink], None],
+        bell: Bell | None = None,
     ) -> None:
-        super().__init__(address, timeout)
-        self.failure: Exception | None = None
+        super().__init__(address, timeout, bell)
         self.loop = asyncio.get_running_loop()
-        self._on_push = on_push
         self._on_end = on_end
         self._replied_at = self.loop.time()
-        self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
-        """Replies that callers wait for, in the order of their commands, and until when."""
         self._outgoing: deque[tuple[bytes, asyncio.Future[Any]]] = deque()
         """Commands that have not been sent, and the futures of their replies."""
         self._flushes = False
@@ -87,7 +78,7 @@ class AsyncioLink(Link, asyncio.Protocol):
             raise self.failure
         loop = self.loop
         reply: asyncio.Future[Any] = loop.create_future()
-        if self._pending or self._outgoing or self._crowded:
+        if self._in_flight or self._outgoing or self._crowded:
             self._outgoing.append((command, reply))
             if len(self._outgoing) >= BATCH:
                 self._flush()
@@ -97,7 +88,7 @@ class AsyncioLink(Link, asyncio.Protocol):
         else:
             self._transport.write(command)
             due = loop.time() + self.timeout
-            self._pending.append((reply, due))
+            self._in_flight.append((reply, due))
             if self._watch is None:
                 self._watch = loop.call_at(due, self._look)
         return reply
@@ -115,9 +106,6 @@ class AsyncioLink(Link, asyncio.Protocol):
         self._flush()
         return [await reply for reply in replies]
 
-    def discard(self) -> None:
-        self._end(exceptions.ConnectionError("the connection was given up"))
-
     def fileno(self) -> int:
         """Return the number of its socket, which the loop closes at any time once it has failed."""
         if self.failure or self.loop.is_closed():
@@ -126,22 +114,12 @@ class AsyncioLink(Link, asyncio.Protocol):
         return number
 
     def data_received(self, data: bytes) -> None:
-        replies = 0
-        try:
-            self._feed(data)
-            while (reply := self._next_reply()) is not INCOMPLETE:
-                if isinstance(reply, hiredis.PushNotification):
-                    self._on_push(reply)
-                    if reply[0] != b"subscribe":  # Which is also the reply to the command.
-                        continue
-                replies += 1
-                waiter, _ = self._pending.popleft()
-                if not waiter.done():
-                    waiter.set_result(reply)
-        except (hiredis.ProtocolError, IndexError) as error:
-            self._end(exceptions.InvalidResponse(f"the server does not talk as it should: {error}"))
-        self._crowded = replies > 1
-        if replies:
+        answered = self._arrived(data)
+        for (waiter, _), reply in answered:
+            if not waiter.done():
+                waiter.set_result(reply)
+        self._crowded = len(answered) > 1
+        if answered:
             self._replied_at = self.loop.time()
             if self._outgoing:
                 self._flush()
@@ -153,11 +131,11 @@ class AsyncioLink(Link, asyncio.Protocol):
         self._flushes = False
         commands: list[bytes] = []
         due = self.loop.time() + self.timeout
-        while self._outgoing and len(self._pending) < WINDOW:
+        while self._outgoing and len(self._in_flight) < WINDOW:
             command, reply = self._outgoing.popleft()
             if not reply.done():  # Else its caller was cancelled.
                 commands.append(command)
-                self._pending.append((reply, due))
+                self._in_flight.append((reply, due))
         if commands:
             if self._watch is None:
                 self._watch = self.loop.call_at(due, self._look)
@@ -170,9 +148,9 @@ class AsyncioLink(Link, asyncio.Protocol):
         has answered the one before. A thousand callers at once are no reason to count it as silent.
         """
         self._watch = None
-        if not self._pending:
+        if not self._in_flight:
             return
-        silent_at = max(self._pending[0][1], self._replied_at + self.timeout)
+        silent_at = max(self._in_flight[0][1], self._replied_at + self.timeout)
         if self.loop.time() >= silent_at:
             self._end(self.no_answer())
         else:
@@ -185,9 +163,9 @@ class AsyncioLink(Link, asyncio.Protocol):
         if self._watch:
             self._watch.cancel()
         self._transport.abort()
-        unanswered = [waiter for waiter, _ in self._pending]
+        unanswered = [waiter for waiter, _ in self._in_flight]
         unanswered += [waiter for _, waiter in self._outgoing]
-        self._pending.clear()
+        self._in_flight.clear()
         self._outgoing.clear()
         for waiter in unanswered:
             if not waiter.done():
@@ -208,13 +186,14 @@ async def connected(
     return AsyncioLink(address, take_writer(connection), **rest)
 
 
-class Loan(Link):
+class Loan(Link[None]):
     """A link of an event loop, as the thread of the keeper uses it."""
 
     two_phase = False
 
     def __init__(self, link: AsyncioLink) -> None:
-        self.address, self.incarnation, self.timeout = link.address, link.incarnation, link.timeout
+        super().__init__(link.address, link.timeout)
+        self.incarnation = link.incarnation
         self._link = link
 
     async def ask(self, command: bytes) -> Any:
@@ -323,13 +302,9 @@ class LoopLinks:
 
     async def _new(self, address: Address, introduce: Introduce) -> AsyncioLink:
         try:
-            ways = {"on_push": self.bell.pass_on, "on_end": self._ended}
-            link = await connected(address, self._connect(address), timeout=self._timeout, **ways)
-            try:
-                await introduce(link)
-            except BaseException:
-                link.discard()
-                raise
+            ways = {"timeout": self._timeout, "on_end": self._ended, "bell": self.bell}
+            link = await connected(address, self._connect(address), **ways)
+            await introduce(link)
         finally:
             self._making.pop(address, None)
         if not link.failure:
@@ -370,24 +345,21 @@ class AsyncioLinks(Links):
             with contextlib.suppress(RuntimeError):  # The loop has been closed.
                 links.loop.call_soon_threadsafe(links.move)
 
-    def at_once(self, address: Address, _permits: list[None]) -> AsyncioLink | None:
-        latest = self._loops.latest
-        if latest and latest.loop is asyncio.get_running_loop():
-            return latest.up.get(address)
-        return None
-
     def lend(self, address: Address) -> Loan | None:
         for links in self._loops.all():
             if link := links.up.get(address):
                 return Loan(link)
         return None
 
-    def take(
-        self, address: Address, permits: list[None], *, beside: bool = False
-    ) -> Awaitable[AsyncioLink]:
+    async def take(
+        self, address: Address, permits: list[None], introduce: Introduce, *, beside: bool = False
+    ) -> AsyncioLink:
+        latest = self._loops.latest
+        if latest and latest.loop is asyncio.get_running_loop() and address in latest.up:
+            return latest.up[address]
         if self._closed:  # A request under way fails then, and would be repeated on a new one.
             raise _closed()
-        return self._loops.here().take(address, self.introduce)
+        return await self._loops.here().take(address, introduce)
 
     def close(self) -> None:
         self._closed = True

@@ -8,29 +8,29 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from threading import current_thread, main_thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import hiredis
 import redis
 from redis import exceptions
 
 from ..._core.ports import sent
 from ..._platform.forks import close_in_children
 from ..._platform.greenlets import patched_by
+from ..._platform.logs import logger
+from ..transport.listener import Listener
 from ..transport.sending import READABLE, in_this_thread, new_poll
 from ..transport.turns import Empty, taken_out, turns
 from ..transport.unfit import Unfit
 from .aio import Loan
 from .asking import FAILURES, Connect, connecting
+from .calls import packed
 from .internals import socket_of
+from .link import NOT_RUNG, Bell, Introduce, Link, Links
 from .servers import explained
 from .settings import Address
-from .wire import INCOMPLETE, Link, Links
-
-if TYPE_CHECKING:
-    from .receiver import Receiver
 
 _NOW: Final = (False,)
 """The argument of ``SimpleQueue.get`` with which it does not wait."""
@@ -46,33 +46,42 @@ SPARE: Final = 2.0
 LOAN: Final = 0.2
 """Seconds for which a keeper that can open no connection waits for one of the callers."""
 
+LISTENED_IN: Final = 5.0
+"""Seconds of silence after which a subscription is checked."""
 
-class BlockingLink(Link):
+REFUSED_PAUSE: Final = 60.0
+"""Seconds until the right to subscribe is asked for again."""
+
+
+class BlockingLink(Link[list[Any]]):
     """One connection, from its handshake on, without the layers that redis-py has above its socket.
 
-    With ``two_phase``, requests suspend between sending and receiving: see ``ports.sent``. A caller that
-    need not wait any longer closes its request, and the reply is dropped when it comes.
+    A request in flight is the list of its replies. With ``two_phase``, requests suspend between sending
+    and receiving (see ``ports.sent``); a caller that need not wait any longer closes its request.
     """
 
     two_phase = False
 
     def __init__(
-        self, address: Address, connection: redis.Connection, *, timeout: float | None = None
+        self,
+        address: Address,
+        connection: redis.Connection,
+        *,
+        timeout: float | None = None,
+        bell: Bell | None = None,
     ) -> None:
         self._connection = connection
         self._socket = socket_of(connection)
         if timeout is not None:
             self._socket.settimeout(timeout)
-        super().__init__(address, self._socket.gettimeout() or 0.0)
+        super().__init__(address, self._socket.gettimeout() or 0.0, bell)
         self.used_at = time.monotonic()
         self.alive = True
-        """Whether nothing has gone wrong on it yet, and no reply is on its way that a caller waits for."""
+        """Whether nothing has gone wrong on it yet, and no caller is in the middle of a request."""
         self.home: BlockingLinks | None = None
         """Its pool, also while it is lent to another."""
         time_out_in_kernel(self._socket)
         self._polls = self._socket.gettimeout() is None
-        self._unwanted = 0
-        """Replies on their way that no caller waits for."""
         self._send = self._socket.sendall
         self._receive_into = self._socket.recv_into
         self._buffer = bytearray(_CHUNK)
@@ -83,79 +92,65 @@ class BlockingLink(Link):
 
     async def ask(self, command: bytes, count: int | None = None) -> Any:
         """Send a command, and return its reply; with a count, the list of so many replies."""
-        unwanted = self._unwanted
-        missing = unwanted + (count or 1)
         replies: list[Any] = []
-        self.alive = False  # A reply that is left here would be taken for another's.
+        missing = count or 1
+        self.alive = False  # It may have been sent in part if a signal handler raises an exception.
         try:
+            self._in_flight += [replies] * missing
             until = time.monotonic() + self.timeout
             self._send(command)
             while len(replies) < missing:
                 if self.two_phase:
                     await sent(self._socket.fileno(), until)
                 self._receive(until)
-                while (reply := self._next_reply()) is not INCOMPLETE:
-                    replies.append(reply)
         except GeneratorExit:
-            self._unwanted = missing - len(replies)
             self.alive = True
             raise
-        except (OSError, hiredis.ProtocolError) as error:
+        except OSError as error:
             raise self._failed(error) from error
         except BaseException:
             self.discard()
             raise
-        self._unwanted = 0
         self.alive = True
-        return replies[unwanted:] if count else replies[-1]
+        return replies if count else replies[0]
 
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
         replies: list[Any] = await self.ask(b"".join(commands), len(commands))
         return replies
 
-    def send(self, command: bytes) -> None:
-        """Send a command whose answer comes later, or never: see ``heard``."""
+    def send(self, command: bytes) -> list[Any]:
+        """Send a command, and return the list where ``hear`` puts its reply."""
+        replies: list[Any] = []
+        self._in_flight.append(replies)
         try:
             self._send(command)
         except OSError as error:
             raise self._failed(error) from error
+        return replies
 
-    def heard(self) -> list[Any]:
-        """Return pushed messages, or none after the timeout of the connection.
+    def hear(self) -> bool:
+        """Receive notifications and replies; return whether any have come within the timeout.
 
         It reads without asking first whether there is something to read: beside a thread that
         computes, each system call may cost a turn at the interpreter, which is 5 ms.
         """
-        heard: list[Any] = []
         try:
-            until = time.monotonic() + self.timeout
-            while not heard:
-                self._receive(until)
-                while (reply := self._next_reply()) is not INCOMPLETE:
-                    heard.append(reply)
+            self._receive(time.monotonic() + self.timeout)
         except (BlockingIOError, TimeoutError):
-            return heard
-        except (OSError, hiredis.ProtocolError) as error:
+            return False
+        except OSError as error:
             raise self._failed(error) from error
-        return heard
-
-    def discard(self) -> None:
-        self.alive = False
-        self._connection.disconnect()
-
-    close = discard
+        return True
 
     def usable(self) -> bool:
         """Whether the server has kept the connection open, so that a request can arrive.
 
         A connection that has just received a reply is not checked: that would cost each request a system call.
         """
-        if self._unwanted and self.alive and self._poll.poll(0):
+        if self._in_flight and self.alive and self._poll.poll(0):
             try:
                 self._receive(time.monotonic() + self.timeout)
-                while self._next_reply() is not INCOMPLETE:
-                    self._unwanted -= 1
-            except (OSError, hiredis.ProtocolError):
+            except (OSError, exceptions.RedisError):
                 self.discard()
         if time.monotonic() - self.used_at < FRESH:
             return self.alive
@@ -163,12 +158,22 @@ class BlockingLink(Link):
             self.discard()
         return self.alive
 
-    def _failed(self, error: Exception) -> Exception:
-        """End the connection, and return redis-py's error for what happened to it."""
+    def close(self) -> None:
         self.discard()
+
+    def _failed(self, error: OSError) -> Exception:
+        """End the connection, and return redis-py's error for what happened to it."""
         if isinstance(error, TimeoutError | BlockingIOError):
-            return self.no_answer()
-        return exceptions.ConnectionError(f"the connection was lost: {error}")
+            self._end(self.no_answer())
+        else:
+            self._end(exceptions.ConnectionError(f"the connection was lost: {error}"))
+        assert self.failure
+        return self.failure
+
+    def _end(self, failure: Exception) -> None:
+        self.alive = False
+        self.failure = self.failure or failure
+        self._connection.disconnect()
 
     def _receive(self, until: float) -> None:
         left = until - time.monotonic()
@@ -183,12 +188,13 @@ class BlockingLink(Link):
         size = self._receive_into(self._buffer)
         if not size:
             raise ConnectionResetError("closed")
-        self._feed(self._buffer, 0, size)  # type: ignore[arg-type]  # It takes any buffer.
+        for replies, reply in self._arrived(self._buffer, 0, size):
+            replies.append(reply)
+        if self.failure:
+            raise self.failure
 
 
-def connected(
-    address: Address, connection: redis.Connection, *, timeout: float | None = None
-) -> BlockingLink:
+def connected(address: Address, connection: redis.Connection, **rest: Any) -> BlockingLink:
     """Let redis-py connect and authenticate, and take the connection over."""
     try:
         with connecting():
@@ -196,7 +202,7 @@ def connected(
     except BaseException:
         connection.disconnect()
         raise
-    return BlockingLink(address, connection, timeout=timeout)
+    return BlockingLink(address, connection, **rest)
 
 
 Lent = BlockingLink | Loan
@@ -248,21 +254,28 @@ class BlockingLinks(Links):
     async def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
         await in_this_thread(works, lambda: False)
 
-    def at_once(self, address: Address, permits: list[None]) -> BlockingLink | None:
-        try:
-            permits += map(self.free.get, _NOW)
-            link = self._idle[address].pop()
-        except (Empty, LookupError):
-            return None
-        return link if link.usable() else None
-
-    async def take(self, address: Address, permits: list[None], *, beside: bool = False) -> Lent:
+    async def take(
+        self, address: Address, permits: list[None], introduce: Introduce, *, beside: bool = False
+    ) -> Lent:
         beside = beside or self._two_phase
-        if beside:
-            if not permits and (link := self.at_once(address, permits)):
-                link.two_phase = True
-                return link
-            await sent(None, time.monotonic() + self._connects_within)
+        link: Lent | None = None
+        try:
+            if not permits:
+                permits += map(self.free.get, _NOW)
+            idle = self._idle[address].pop()
+            link = idle if idle.usable() else None
+        except (Empty, LookupError):
+            pass
+        if link is None:
+            if beside:
+                await sent(None, time.monotonic() + self._connects_within)
+            link = await self._idle_or_new(address, permits, introduce)
+        link.two_phase = beside
+        return link
+
+    async def _idle_or_new(
+        self, address: Address, permits: list[None], introduce: Introduce
+    ) -> Lent:
         if not permits:
             try:
                 permits += map(self.free.get, (True,), (self._patience,))
@@ -275,24 +288,28 @@ class BlockingLinks(Links):
                     late = exceptions.TimeoutError(f"no answer for {self._patience:g} s")
                     text = explained(late)
                 raise Unfit(text) from None
-        lent: Lent | None
+        if link := self._idle_link(address):
+            return link
         try:
-            lent = self._idle_link(address) or await self._new_link(address)
+            if self._closed:
+                raise Unfit("it was closed")
+            link = connected(address, self._connect(address))
+            link.home = self
+            await introduce(link)
         except FAILURES:
             lent = self._borrow(address) if self._borrow and not self._closed else None
             if lent is None:
                 raise
-        lent.two_phase = beside
-        return lent
+            return lent
+        return link
 
-    def give_back(self, link: Link) -> None:
+    def give_back(self, link: Link[Any]) -> None:
         if isinstance(link, Loan):  # It stays with its loop.
             return
         assert isinstance(link, BlockingLink)
         if link.home and link.home is not self:
             link.home.give_back(link)
             return
-        link.two_phase = self._two_phase
         if link.alive:
             link.used_at = self._answered_at = time.monotonic()
             if self._wanted and (wanted := self._wanted.pop(link.address, None)):
@@ -343,17 +360,43 @@ class BlockingLinks(Links):
                 return link
         return None
 
-    async def _new_link(self, address: Address) -> BlockingLink:
-        if self._closed:
-            raise Unfit("it was closed")
-        link = connected(address, self._connect(address))
-        link.home, link.two_phase = self, self._two_phase
-        try:
-            await self.introduce(link)
-        except BaseException:
-            link.discard()
-            raise
-        return link
+
+class Receiver:
+    """The thread that receives the notifications of all waiters here, from when the first one waits."""
+
+    def __init__(
+        self, bell: Bell, connect: Callable[[Bell], BlockingLink], on_quiet: Callable[[], None]
+    ) -> None:
+        self.bell = bell
+        self._on_quiet = on_quiet
+        lost = (exceptions.RedisError,)
+        self._listener = Listener(partial(connect, bell), self._hear, lost=lost)
+        self.listen = self._listener.start
+        self.close = self._listener.close
+
+    def move(self) -> None:
+        """Make the thread listen elsewhere, if its server is no longer one of ours."""
+        link = self._listener.connection
+        if link and not self.bell.serves(link.address):
+            self._listener.hang_up()
+
+    def _hear(self, link: BlockingLink) -> None:
+        replies = link.send(packed("SUBSCRIBE", self.bell.channel))
+        while not self._listener.ended.is_set():
+            if link.hear():
+                for reply in replies:
+                    if isinstance(reply, exceptions.NoPermissionError):
+                        logger.warning(NOT_RUNG, explained(reply))
+                        link.discard()
+                        self._listener.ended.wait(REFUSED_PAUSE)
+                        return
+                    if isinstance(reply, Exception):
+                        raise reply
+            elif replies:
+                self._on_quiet()
+                replies = link.send(packed("PING"))
+            else:
+                raise exceptions.TimeoutError("the subscription is silent")
 
 
 def time_out_in_kernel(sock: socket.socket) -> None:

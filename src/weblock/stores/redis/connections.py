@@ -18,13 +18,13 @@ from ..._core.ports import Switchboard
 from ...errors import ConfigurationError
 from ...keys import signature_of
 from .aio import AsyncioLinks, LoopLinks
-from .blocking import BlockingLink, BlockingLinks, Lent, connected
+from .blocking import LISTENED_IN, BlockingLink, BlockingLinks, Lent, Receiver, connected
 from .calls import Layout
-from .receiver import LISTENED_IN, Bell, Receiver
+from .link import Bell, Links
 from .settings import Address, Deployment, Settings
 from .store import RedisStore
 from .topology import ClusterNodes, Nodes, SentinelNodes
-from .wire import Admit, Links, Wire
+from .wire import Admit, Wire
 
 _CLASSES: Final[Mapping[tuple[bool, bool], tuple[Any, Any]]] = {
     # By whether it is a socket's path, and TLS.
@@ -132,12 +132,13 @@ class Connections:
             trusted=not self._settings.min_replicas,
         )
 
-    def _subscriber(self) -> BlockingLink:
+    def _subscriber(self, bell: Bell) -> BlockingLink:
         address = self._known_nodes().listen_at()
-        return connected(address, self.connection(address), timeout=LISTENED_IN)
+        connection = cast("redis.Connection", self._made(address, listens=True))
+        return connected(address, connection, timeout=LISTENED_IN, bell=bell)
 
     def _asyncio(self, address: Address) -> redis.asyncio.Connection:
-        return cast("redis.asyncio.Connection", self._made(address, suspends=True))
+        return cast("redis.asyncio.Connection", self._made(address, suspends=True, listens=True))
 
     def _try_out(self, connect: Callable[[Address], object]) -> None:
         """Raise ``ConfigurationError`` for settings of which redis-py makes no connection.
@@ -153,7 +154,12 @@ class Connections:
             ) from error
 
     def _made(
-        self, address: Address, *, suspends: bool = False, of_sentinel: bool = False
+        self,
+        address: Address,
+        *,
+        suspends: bool = False,
+        listens: bool = False,
+        of_sentinel: bool = False,
     ) -> object:
         settings, (host, port) = self._settings, address
         kind = _CLASSES[not port, settings.sentinel_tls if of_sentinel else settings.tls][suspends]
@@ -164,7 +170,7 @@ class Connections:
             db=0 if of_sentinel else settings.db,
             socket_timeout=settings.timeout,
             socket_connect_timeout=settings.connect_timeout,
-            protocol=3 if suspends else 2,
+            protocol=3 if listens else 2,  # RESP3 marks notifications as such.
             retry=AsyncioRetry(NoBackoff(), 0) if suspends else Retry(NoBackoff(), 0),
         )
 

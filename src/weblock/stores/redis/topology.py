@@ -50,13 +50,12 @@ class Nodes:
     refresh: Callable[[], None]
     """Finds out where the servers are. Raises redis-py's errors, or ``Unfit``."""
 
-    def __init__(self, address: Address) -> None:
-        self._address = address
-        self.ready, self.refresh = partial(bool, address), lambda: None
+    address_of: Callable[[int], Address]
+    """Returns where a bucket's keys are. Raises redis-py's errors, or ``Unfit``, if there is no server."""
 
-    def address_of(self, bucket: int) -> Address:
-        """Return a server's address. Raises redis-py's errors, or ``Unfit``, if there is none."""
-        return self._address
+    def __init__(self, address: Address) -> None:
+        self.ready, self.refresh = partial(bool, address), lambda: None
+        self.address_of = {0: address}.__getitem__
 
     def masters(self) -> list[Address]:
         """Return all servers. Raises what ``address_of`` does, if one is missing."""

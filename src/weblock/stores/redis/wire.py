@@ -1,34 +1,25 @@
 """Runs scripts where their keys live, for callers of both APIs.
 
-Written once, as the core is: with the ``Links`` of the blocking API nothing here suspends. redis-py opens a
-connection, with TLS and passwords, and hands its socket over (``internals``). From then on it is a link of
-one of two drivers, which send commands and match replies to them by their order:
-
-- ``blocking``: a thread takes a link out of a pool for the length of one round trip.
-- ``aio``: all tasks of an event loop share one link to each server.
-
-A request ends with its replies, of which each may be an error reply, or it fails with redis-py's
-``ConnectionError`` or ``TimeoutError``. Then it is unknown whether the server has executed it.
+Written once, as the core is: with the ``Links`` of the blocking API nothing here suspends. A request ends
+with its replies, of which each may be an error reply, or it fails with redis-py's ``ConnectionError`` or
+``TimeoutError``. Then it is unknown whether the server has executed it: see ``link``.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from queue import SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-import hiredis
 from redis import exceptions
-from redis.connection import DefaultParser
 
 from ...errors import ConfigurationError, EngineUnavailable
-from ..transport.turns import turns
 from ..transport.unfit import Unfit
 from .asking import FAILURES
 from .calls import MICRO, Call, Layout, packed
+from .link import Link, Links, Outcome
 from .scripts import (
     ACQUIRE,
     BEAT,
@@ -43,10 +34,6 @@ from .scripts import (
 from .servers import GRANT, examine, explained
 from .settings import Address, Settings
 from .topology import Nodes
-
-if TYPE_CHECKING:
-    from .aio import Loan
-    from .blocking import BlockingLink
 
 EXAMINED_EVERY: Final = 1.0
 """Seconds after which a server is asked again whether it can keep locks: its settings may have changed."""
@@ -66,120 +53,6 @@ MOVING: Final = (
 
 T = TypeVar("T")
 
-Outcome = Any
-"""What a script returned, or the exception that says why it did not."""
-
-INCOMPLETE: Final = object()
-"""What a reader returns for a reply that has not come to its end."""
-
-
-class Errors(DefaultParser):  # type: ignore[valid-type,misc]  # It is one of two classes.
-    """redis-py's classes for error replies. Its older releases know those of a cluster only in their cluster client."""
-
-    EXCEPTION_CLASSES = {  # noqa: RUF012 - redis-py's
-        **DefaultParser.EXCEPTION_CLASSES,
-        "ASK": exceptions.AskError,
-        "CLUSTERDOWN": exceptions.ClusterDownError,
-        "CROSSSLOT": exceptions.ClusterCrossSlotError,
-        "MASTERDOWN": exceptions.MasterDownError,
-        "MOVED": exceptions.MovedError,
-        "TRYAGAIN": exceptions.TryAgainError,
-    }
-
-
-class Link:
-    """A connection to one server, used by one caller at a time or by many at once.
-
-    The server answers commands in their order. A caller gets the replies, of which an error reply is
-    an exception, or redis-py's ``ConnectionError`` or ``TimeoutError``. Then the link is of no more use.
-    """
-
-    incarnation: str
-    """The name of its server's run in the scripts."""
-
-    def __init__(self, address: Address, timeout: float) -> None:
-        self.address = address
-        self.timeout = timeout
-        reader = hiredis.Reader(replyError=Errors.parse_error, notEnoughData=INCOMPLETE)
-        self._feed = reader.feed
-        self._next_reply = reader.gets
-
-    def ask(self, command: bytes) -> Awaitable[Outcome]:
-        """Send one command, and return its reply."""
-        raise NotImplementedError
-
-    def exchange(self, commands: Sequence[bytes]) -> Awaitable[list[Outcome]]:
-        """Send commands together, and return their replies."""
-        raise NotImplementedError
-
-    def discard(self) -> None:
-        """End the connection, and everything under way on it."""
-        raise NotImplementedError
-
-    def no_answer(self) -> Exception:
-        return exceptions.TimeoutError(f"no answer for {self.timeout:g} s")
-
-
-class Links:
-    """The links of one API."""
-
-    introduce: Callable[[Link], Awaitable[None]]
-    """Says and asks on a new connection what comes first there."""
-
-    free: SimpleQueue[None] = turns(0)
-    """The permits to use a connection: see ``turns``. The caller puts back what is in its list."""
-
-    @property
-    def process(self) -> str:
-        """The channel on which the waiters here are notified."""
-        raise NotImplementedError
-
-    def at_once(self, address: Address, permits: list[None]) -> Link | None:
-        """Return a connection that is ready for use, or ``None`` if there is none.
-
-        It may have taken a permit in both cases, which is in ``permits`` then.
-        """
-        raise NotImplementedError
-
-    def take(
-        self, address: Address, permits: list[None], *, beside: bool = False
-    ) -> Awaitable[Link]:
-        """Return a connection, which may have to be made or waited for.
-
-        Takes a permit unless there is one in ``permits``. ``beside`` is for a request in ``together``.
-        """
-        raise NotImplementedError
-
-    def give_back(self, link: Link) -> None:
-        """Keep a connection for the next caller, or drop one that has failed."""
-
-    def lend(self, address: Address) -> BlockingLink | Loan | None:
-        """Return the next connection that is free, for the keeper, which gives it back soon."""
-
-    def listen(self) -> None:
-        """Start to receive notifications."""
-
-    def aside(self, work: Callable[[], None]) -> Awaitable[None]:
-        """Run something that blocks, without delaying other callers.
-
-        It does the same each time: callers that come while it runs wait for its end.
-        """
-        raise NotImplementedError
-
-    def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> Awaitable[None]:
-        """Run several requests side by side, none of which raises."""
-        raise NotImplementedError
-
-    def move(self) -> None:
-        """Listen for notifications elsewhere, if their server is gone. From any thread."""
-
-    def tidy(self) -> None:
-        """End connections that only a rush needed. May be called from any thread."""
-
-    def close(self) -> None:
-        """End all connections, and those in use when they come back."""
-
-
 Admit = Callable[[str], None]
 """Decides on a server's run after we have connected to it. Raises ``Unfit``."""
 
@@ -198,7 +71,6 @@ class Wire:
         now: Callable[[], float] = monotonic,
     ) -> None:
         self.links = links
-        links.introduce = self._introduced
         self._now = now
         self._admit = admit
         self._name = settings.name
@@ -216,12 +88,11 @@ class Wire:
         """Run one script. Raises ``EngineUnavailable``."""
         nodes, links = self._nodes, self.links
         if not self._replicated and nodes.ready():
-            used, address = None, None
+            address, link = None, None
             permits: list[None] = []
             try:
                 address = nodes.address_of(call.bucket)
-                used = links.at_once(address, permits)
-                link = used or await links.take(address, permits)
+                link = await links.take(address, permits, self._introduced)
                 try:
                     if call.script is ACQUIRE and self._now() >= self._examine_at[address]:
                         await self._examined(link)
@@ -232,7 +103,7 @@ class Wire:
             except FAILURES as error:
                 if address:
                     nodes.doubt(address, error)
-                if not (used and _repeatable(call, error)):
+                if not (link and _repeatable(call, error)):
                     failure = self._judged(error)
                     raise failure from failure.__cause__
             else:
@@ -332,12 +203,12 @@ class Wire:
         return [replies] * len(calls) if isinstance(replies, Exception) else replies
 
     async def _on_link(
-        self, address: Address, work: Callable[[Link], Awaitable[T]], *, beside: bool = False
+        self, address: Address, work: Callable[[Link[Any]], Awaitable[T]], *, beside: bool = False
     ) -> T | Exception:
         """Return the result of ``work`` on a connection to a server, or why there is none."""
         permits: list[None] = []
         try:
-            link = await self.links.take(address, permits, beside=beside)
+            link = await self.links.take(address, permits, self._introduced, beside=beside)
             try:
                 return await work(link)
             finally:
@@ -349,7 +220,9 @@ class Wire:
             if permits:
                 self.links.free.put(None)
 
-    async def _replies(self, link: Link, *, calls: Sequence[Call], asking: bool) -> list[Outcome]:
+    async def _replies(
+        self, link: Link[Any], *, calls: Sequence[Call], asking: bool
+    ) -> list[Outcome]:
         grants = any(call.script is ACQUIRE for call in calls)
         if grants and self._now() >= self._examine_at[link.address]:
             await self._examined(link)
@@ -368,7 +241,7 @@ class Wire:
         return outcomes
 
     async def _sent(
-        self, link: Link, commands: Sequence[bytes], *, asking: bool, binding: bool
+        self, link: Link[Any], commands: Sequence[bytes], *, asking: bool, binding: bool
     ) -> list[Outcome]:
         if asking:
             commands = [part for command in commands for part in (packed("ASKING"), command)]
@@ -411,14 +284,18 @@ class Wire:
                 (reply,) = await self._exchange(target, [call], asking=True, beside=beside)
         return reply
 
-    async def _introduced(self, link: Link) -> None:
+    async def _introduced(self, link: Link[Any]) -> None:
         """Find out on a new connection whether its server can keep locks."""
-        link.incarnation = run = await self._examined(link)
-        self._admit(run)
-        if run not in self._known:
-            await self._probe(link, run)
+        try:
+            link.incarnation = run = await self._examined(link)
+            self._admit(run)
+            if run not in self._known:
+                await self._probe(link, run)
+        except BaseException:
+            link.discard()
+            raise
 
-    async def _examined(self, link: Link) -> str:
+    async def _examined(self, link: Link[Any]) -> str:
         """Find out whether a server can keep locks, or still can; return its run. Raises ``Unfit`` if not.
 
         Then each caller asks again until it can. Leases that are held are renewed and released as ever.
@@ -435,7 +312,7 @@ class Wire:
                 self._examine_at[link.address] = 0.0
         return run
 
-    async def _probe(self, link: Link, run: str) -> None:
+    async def _probe(self, link: Link[Any], run: str) -> None:
         """Try on a new server whether its user has the rights that we need."""
         here = self._nodes.buckets_at(link.address)
         if not here:  # It is just being handed its first.
