@@ -159,10 +159,11 @@ class StrangePath(InvalidKey):
     """
 
 
-class BodyTimeout(WeblockError, TimeoutError):
+class BodyTimeout(WeblockError):
     """A request that locks did not receive its body in time: its client could hold a key without limit.
 
-    The adapters answer 408. ``body_wait`` is the limit in seconds, for each 64 KiB.
+    The adapters answer 408. ``body_wait`` is the limit in seconds, for each 64 KiB. It is not a
+    ``TimeoutError``, because frameworks treat each ``OSError`` of a body as a client that has left.
     """
 
     def __init__(self, body_wait: float) -> None:

@@ -1,17 +1,27 @@
 """Clients that send their bodies slowly: they hold no key for longer than the limit."""
 
 import asyncio
+import io
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from flask import Flask, request
+from hypothesis import given
+from hypothesis import strategies as st
 from litestar import Request as LitestarRequest
 from litestar import post
+from werkzeug.test import create_environ, run_wsgi_app
 
 from tests.support.aio import PATIENCE, eventually
-from weblock import ConfigurationError
+from weblock import ConfigurationError, Locks
 from weblock.contrib.asgi import LockMiddleware, RequestLayer, Rule, request_locks
+from weblock.contrib.flask import WebLock
 from weblock.contrib.kit import AHEAD
 from weblock.contrib.litestar import LockedLitestar
 from weblock.contrib.litestar import lock as litestar_lock
+from weblock.contrib.wsgi import LockMiddleware as WsgiLockMiddleware
+from weblock.contrib.wsgi import body as wsgi_body
 from weblock.errors import BodyTimeout
 
 from .wire import Exchange
@@ -167,3 +177,105 @@ def test_the_error_tells_what_to_do():
     """Its message has the limit and the option."""
     assert "within 5 s" in str(BodyTimeout(5))
     assert "body_wait" in str(BodyTimeout(5))
+
+
+class SlowInput(io.BytesIO):
+    """``wsgi.input`` whose client pauses, and which notes whether the key is free while it does."""
+
+    def __init__(self, body, probe, pauses=()):
+        super().__init__(body)
+        self.probe = probe
+        self.pauses = list(pauses)
+        self.was_free = []
+
+    def read(self, *size):
+        with ThreadPoolExecutor(1) as stranger:
+            lease = stranger.submit(self.probe.try_acquire, "x").result()
+            self.was_free.append(lease is not None)
+            if lease:
+                stranger.submit(lease.release).result()
+        time.sleep(self.pauses.pop(0) if self.pauses else 0)
+        return super().read(*size)
+
+
+def flask_app(probe, **options):
+    """A Flask application, whose view locks and then reads its body."""
+    app = Flask(__name__)
+    weblock = WebLock(app, probe, **options)
+
+    @app.post("/items")
+    @weblock.lock("x")
+    def create():
+        return str(len(request.get_data()))
+
+    return app
+
+
+def ruled_app(probe, **options):
+    """An application that reads its body, behind a rule."""
+
+    def app(environ, start_response):
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+        start_response("200 OK", [])
+        return [str(len(body)).encode()]
+
+    return WsgiLockMiddleware(app, probe, [Rule("/items", key="x")], **options)
+
+
+@pytest.mark.parametrize("make", [flask_app, ruled_app])
+class TestWsgi:
+    """Threads read a body with the same policy, as far as their server lets them."""
+
+    def post(self, app, slow, size):
+        return run_wsgi_app(
+            app,
+            create_environ("/items", method="POST", input_stream=slow, content_length=size),
+        )
+
+    def test_a_body_is_read_before_the_lock(self, url, make):
+        """The first 64 KiB arrive before the key is acquired, and the application gets all of it."""
+        with Locks.from_url(url) as probe:
+            slow = SlowInput(bytes(2 * AHEAD), probe)
+            parts, status, _ = self.post(make(probe), slow, 2 * AHEAD)
+        assert status == "200 OK"
+        assert b"".join(parts) == str(2 * AHEAD).encode()
+        assert slow.was_free[0]
+        assert not any(slow.was_free[1:])
+
+    @pytest.mark.parametrize("pauses", [[0.1], [0, 0.1]], ids=["before the lock", "inside it"])
+    def test_a_client_that_pauses_gets_408(self, url, make, pauses):
+        """Where no connection is seen, what arrives too late is rejected, and the key is free."""
+        with Locks.from_url(url) as probe:
+            slow = SlowInput(bytes(2 * AHEAD), probe, pauses)
+            parts, status, _ = self.post(make(probe, body_wait=0.05), slow, 2 * AHEAD)
+            assert status.startswith("408")
+            assert b"body_timeout" in b"".join(parts)
+            probe.acquire("x", wait=0).release()
+
+    def test_without_a_limit_nothing_is_read_before(self, url, make):
+        """``body_wait=None`` leaves the whole body to the application."""
+        with Locks.from_url(url) as probe:
+            slow = SlowInput(b"12345", probe)
+            parts, _, _ = self.post(make(probe, body_wait=None), slow, 5)
+            assert b"".join(parts) == b"5"
+            assert not any(slow.was_free)
+
+
+@given(
+    body=st.binary(max_size=200).map(lambda each: each.replace(b"0", b"\n")),
+    ahead=st.integers(1, 100),
+    calls=st.lists(
+        st.tuples(st.sampled_from(["read", "readline", "readlines"]), st.integers(-1, 90))
+    ),
+)
+def test_a_body_reads_like_the_input_of_its_server(body, ahead, calls):
+    """Whatever was read ahead, an application gets the same bytes from the same calls."""
+    environ = {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wsgi_body, "AHEAD", ahead)
+        found = wsgi_body.Body(environ, PATIENCE)
+        found.read_ahead()
+        plain = io.BytesIO(body)
+        for name, size in calls:
+            assert getattr(found, name)(size) == getattr(plain, name)(size)
+        assert list(found) == list(plain)

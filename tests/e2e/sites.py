@@ -82,6 +82,7 @@ class Server:
         self.folder = folder
         self.address = ("127.0.0.1", free_port())
         self.url = "http://{}:{}".format(*self.address)
+        self.buffers = kind == "waitress"  # It calls the application when it has the whole body.
         engine = ALL_KINDS[kind].engine(folder)
         self.process = spawn(
             [sys.executable, *ALL_KINDS[kind].arguments.format(port=self.address[1]).split()],

@@ -79,6 +79,18 @@ def test_a_client_that_goes_leaves_the_queue(server, name):
     assert not server.noted(f"{name}-began")
 
 
+@pytest.mark.parametrize("path", ["/upload/{}", "/ruled/{}"])
+@pytest.mark.parametrize("begin", [1, 70_000], ids=["before the lock", "inside it"])
+def test_a_client_that_stops_in_its_body(server, name, path, begin):
+    """It holds no key for longer than the limit, and gets 408 where the server shows its connection."""
+    with server.raw(path.format(name), length=100_000) as slow:
+        slow.sendall(bytes(begin))
+        server.probe.acquire(name).release()
+        if not server.buffers and (begin == 1 or "upload" in path):
+            assert b" 408 " in read_all(slow)
+    server.probe.acquire(name).release()
+
+
 @pytest.fixture
 def ending():
     """A server of gunicorn's usual kind, which the test ends as it likes."""

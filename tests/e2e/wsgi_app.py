@@ -20,6 +20,7 @@ from weblock.contrib.flask import WebLock
 from weblock.contrib.wsgi import LockMiddleware, Rule
 
 FOLDER = Path(os.environ.get("WEBLOCK_TEST_FOLDER", "."))
+BODY_WAIT = 0.5
 ENGINE = os.environ.get("WEBLOCK_TEST_ENGINE", "file://")
 
 app = Flask(__name__)
@@ -37,7 +38,7 @@ class Item(db.Model):  # type: ignore[name-defined,misc]
 
 
 db.init_app(app)
-locks = WebLock(app, ENGINE, wait=PATIENCE)
+locks = WebLock(app, ENGINE, wait=PATIENCE, body_wait=BODY_WAIT)
 with app.app_context(), locks.locks.hold("create_all"):
     db.create_all()
 
@@ -114,6 +115,13 @@ def large(key: str) -> Response:
     return Response(b"x" * int(request.args["size"]))
 
 
+@app.post("/upload/<key>")
+@locks.lock("{key}")
+def upload(key: str) -> str:
+    """How long its body is."""
+    return str(len(request.get_data()))
+
+
 @app.post("/stream/<key>/<name>")
 @locks.lock("{key}")
 def stream(key: str, name: str) -> Response:
@@ -134,5 +142,9 @@ def ruled(key: str) -> str:
 
 
 app.wsgi_app = LockMiddleware(  # type: ignore[method-assign]
-    app.wsgi_app, locks=ENGINE, rules=[Rule("/ruled/{key}", key="{key}")], wait=PATIENCE
+    app.wsgi_app,
+    locks=ENGINE,
+    rules=[Rule("/ruled/{key}", key="{key}")],
+    wait=PATIENCE,
+    body_wait=BODY_WAIT,
 )

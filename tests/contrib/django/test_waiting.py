@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,10 +14,13 @@ import psycopg
 import pytest
 from django.contrib.auth.models import User
 from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
 from django.db import DatabaseError, connection, connections
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from django.utils.decorators import async_only_middleware
+from django.views.decorators.csrf import csrf_exempt
+from werkzeug.test import create_environ, run_wsgi_app
 
 from tests.support.waiting import PATIENCE, eventually
 from weblock.contrib.asgi import LockMiddleware as LayerOfRules
@@ -26,6 +31,7 @@ from weblock.contrib.django.middleware import LockMiddleware
 
 from . import naive
 from .naive import naive_lock
+from .requests import urls
 
 POOL = {"min_size": 1, "max_size": 1, "timeout": PATIENCE}
 
@@ -506,3 +512,50 @@ async def test_sync_middleware_before_ours_is_fine(serve: Any, settings: Any) ->
 def only_sync(get_response: Any) -> Any:
     """Middleware as people wrote it before Django 3.1."""
     return lambda request: get_response(request)  # noqa: PLW0108 - it is a middleware of its own
+
+
+class _SlowInput(io.BytesIO):
+    """``wsgi.input`` that notes whether the key is free while the client sends, slowly."""
+
+    def __init__(self, body: bytes, pause: float) -> None:
+        super().__init__(body)
+        self.pause = pause
+        self.was_free: list[bool] = []
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.was_free.append(locks["default"].inspect("x") is None)
+        time.sleep(self.pause)
+        return super().read(size)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("size", [10, 100_000])
+@pytest.mark.parametrize("by_middleware", [True, False])
+def test_a_body_is_read_before_the_lock(
+    settings: Any, url: str, by_middleware: bool, size: int
+) -> None:
+    """Under WSGI a client that sends slowly holds no key, and gets 408 when the limit is reached."""
+
+    @csrf_exempt
+    @lock("x")
+    def save(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(str(len(request.body)))
+
+    def post(pause: float) -> tuple[bytes, str, _SlowInput]:
+        slow = _SlowInput(bytes(size), pause)
+        environ = create_environ("/save", method="POST", input_stream=slow, content_length=size)
+        parts, status, _ = run_wsgi_app(WSGIHandler(), environ)
+        return b"".join(parts), status, slow
+
+    if not by_middleware:
+        settings.MIDDLEWARE = []
+    settings.WEBLOCK = {"default": {"URL": url, "BODY_WAIT": 0.2}}
+    settings.ROOT_URLCONF = urls(save=save)
+    body, status, slow = post(0)
+    assert (body, status[:3]) == (str(size).encode(), "200")
+    assert slow.was_free
+    assert all(slow.was_free)
+    body, status, slow = post(0.5)
+    assert status[:3] == "408"
+    assert b"body_timeout" in body
+    assert locks["default"].inspect("x") is None

@@ -10,8 +10,9 @@ again in place, because it may carry what no query returns, such as the device o
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -19,11 +20,13 @@ from typing import Any, ClassVar, Final, Unpack
 from weakref import ref
 
 from asgiref.sync import sync_to_async
+from django.conf import settings as django_settings
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
+from django.core.handlers.wsgi import WSGIRequest
 from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.models import Model
-from django.http import HttpRequest
+from django.http import HttpRequest, RawPostDataException
 from django.http.response import HttpResponseBase
 from django.utils.functional import LazyObject
 
@@ -38,8 +41,10 @@ from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
 from ..asgi.request import SCOPE_KEY, AsyncRequestLocks
-from ..kit import RequestLeases, going_on, to_its_end
+from ..kit import AHEAD, Patience, RequestLeases, going_on, to_its_end
 from ..kit.guarding import GuardKind
+from ..wsgi.body import in_time, size_of_body
+from ..wsgi.clients import descriptor_of
 from ..wsgi.request import ENVIRON_KEY
 from .answers import answer
 from .database import (
@@ -186,6 +191,8 @@ class ViewLeases(RequestLeases[BaseLease]):
         try:
             for lock in of:
                 wanted[lock] = await lock.keys_of(self.request, values, call)
+            if not self.holds_any:
+                await call(_read_body, self.request, of_alias(of[0].alias).body_wait)
             each_of = [(lock, faces[lock.alias], keys) for lock, keys in wanted.items()]
             self._refuse_keys_of_outer(each_of)
             for lock, face, missing in self.in_turn(each_of):
@@ -298,6 +305,21 @@ class TaskLeases(ViewLeases):
         finally:
             if not ended.done():
                 ended.set_result(None)
+
+
+def _read_body(request: HttpRequest, body_wait: float | None) -> None:
+    """Read a body that Django keeps in memory, before a key is acquired: see ``kit.input``.
+
+    Under ASGI, Django has read it already. The view reads a larger body, or the rest of one that was begun.
+    """
+    if body_wait is None or not isinstance(request, WSGIRequest):
+        return
+    size, most = size_of_body(request.META), django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    if not size or size > (AHEAD if most is None else most):
+        return
+    patience = Patience(body_wait * math.ceil(size / AHEAD))
+    with suppress(RawPostDataException):
+        in_time(lambda: request.body, patience, descriptor_of(request.META))
 
 
 def kept_rows(values: Iterable[object]) -> list[Model]:

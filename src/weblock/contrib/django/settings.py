@@ -24,6 +24,7 @@ from ...aio import AsyncLocks
 from ...errors import ConfigurationError
 from ...events import Acquired
 from ...sync import Locks
+from ..kit import BODY_WAIT, seconds_or_none
 from ..kit.guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
 from .database import warn_of_transaction
 from .signals import announcing
@@ -32,7 +33,16 @@ from .view_lock import DEFAULT, Rules
 OPTIONS: Final = tuple(name.upper() for name in LocksOptions.__annotations__)
 """The options in ``LocksOptions``, in upper case."""
 
-OTHERS: Final = ("URL", "BUSY_VIEW", "REWRITE", "RULES", "GUARD", "GUARD_DATABASES", "GUARD_WAIT")
+OTHERS: Final = (
+    "URL",
+    "BUSY_VIEW",
+    "REWRITE",
+    "RULES",
+    "GUARD",
+    "GUARD_DATABASES",
+    "GUARD_WAIT",
+    "BODY_WAIT",
+)
 
 
 SCHEME: Final = "django://"
@@ -66,7 +76,8 @@ class AliasSettings:
 
     ``url`` may be several, a quorum, or ``None`` for the embedded engine. ``busy_view`` is a function
     of the request and the ``LockTimeout`` that makes the response, if it is not to be ours; ``rewrite``
-    one of a ``Problem`` and its error, to the problem that is answered.
+    one of a ``Problem`` and its error, to the problem that is answered. ``body_wait`` is a number of
+    seconds, or ``None``: see ``kit.input``.
     """
 
     alias: str
@@ -76,6 +87,7 @@ class AliasSettings:
     rewrite: Any
     rules: Rules | None
     guard: GuardSettings = GuardSettings()
+    body_wait: float | None = BODY_WAIT
 
     @cached_property
     def identity(self) -> str:
@@ -166,6 +178,7 @@ def _of_alias(alias: str) -> AliasSettings:
         rewrite=_function(alias, given, "REWRITE"),
         rules=Rules(given["RULES"], alias=alias) if "RULES" in given else None,
         guard=_guard(alias, given),
+        body_wait=seconds_or_none("BODY_WAIT", given.get("BODY_WAIT", BODY_WAIT)),
     )
 
 

@@ -9,12 +9,13 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from flask import Flask, Response, has_request_context, request
 
-from ..._options import HoldOptions, LocksOptions, seconds
+from ..._options import Duration, HoldOptions, LocksOptions, seconds
 from ..._platform.forks import enter_child, getpid, process
 from ...errors import ConfigurationError, WeblockError
 from ...keys import in_order
 from ...sync import Lease, Locks
 from ..kit import (
+    BODY_WAIT,
     Asked,
     KeyFunction,
     Locked,
@@ -56,6 +57,8 @@ class WebLock:
         locks: A ``Locks``, or an engine's URL and the options of ``LocksOptions``; ``file://`` by default.
         rewrite: ``rewrite(problem, error)`` returns the problem with another status, body or
             headers.
+        body_wait: For how many seconds (5), at most, a request that locks waits for the end of its body,
+            or for each 64 KiB of it. ``None`` sets no limit, and reads nothing before the lock is acquired.
 
     Raises:
         ConfigurationError: A setting or an option cannot work.
@@ -67,9 +70,10 @@ class WebLock:
         locks: Locks | str | Sequence[str] | None = None,
         *,
         rewrite: Rewrite | None = None,
+        body_wait: Duration | None = BODY_WAIT,
         **options: Unpack[LocksOptions],
     ) -> None:
-        self._given = locks, options, rewrite
+        self._given = locks, options, rewrite, body_wait
         self._views: list[Callable[..., Any]] = []
         if app is not None:
             self.init_app(app)
@@ -89,13 +93,14 @@ class WebLock:
                 "WEBLOCK in app.config is no setting: each has a name of its own, such as"
                 ' WEBLOCK_URL = "redis://..."'
             )
-        settings, (locks, options, rewrite) = app.config.get_namespace(PREFIX), self._given
+        settings, given = app.config.get_namespace(PREFIX), self._given
+        locks, options, rewrite, body_wait = given
         locks, options = configured(
             locks,
             options,
             settings,
             spell=lambda name: PREFIX + name.upper(),
-            others=("rewrite", "guard", "guard_wait"),
+            others=("rewrite", "guard", "guard_wait", "body_wait"),
         )
         guard: GuardKind = settings.get("guard", LEASE_GUARD)
         refuse_guard(guard, {})
@@ -107,7 +112,12 @@ class WebLock:
         app.extensions[NAME] = found
         app.before_request(partial(_begin, found))
         layered: Any = app  # Flask documents the assignment, which no type checker takes.
-        layered.wsgi_app = RequestLayer(database.around(app.wsgi_app), locks, answer=answer)
+        layered.wsgi_app = RequestLayer(
+            database.around(app.wsgi_app),
+            locks,
+            body_wait=settings.get("body_wait", body_wait),
+            answer=answer,
+        )
         app.cli.add_command(commands(locks))
 
     @property

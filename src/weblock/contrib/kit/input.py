@@ -25,8 +25,8 @@ class Patience:
     """How long a request still waits for its body."""
 
     def __init__(self, body_wait: float) -> None:
-        self._body_wait = self.left = body_wait
-        """Seconds."""
+        self.body_wait = self.left = body_wait
+        """Seconds: for each part of the body, and for the rest of the current part."""
         self._size = 0
 
     def note(self, waited: float, size: int) -> None:
@@ -34,12 +34,12 @@ class Patience:
 
         Raises ``BodyTimeout`` if it has waited for too long.
         """
-        self._size += size
         self.left -= waited
-        if self._size >= AHEAD:
-            self._size, self.left = 0, self._body_wait
         if self.left <= 0:
-            raise BodyTimeout(self._body_wait)
+            raise BodyTimeout(self.body_wait)
+        self._size += size
+        if self._size >= AHEAD:
+            self._size, self.left = 0, self.body_wait
 
 
 def seconds_or_none(name: str, value: Duration | None) -> float | None:

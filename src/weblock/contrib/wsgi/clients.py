@@ -31,7 +31,7 @@ def watch(environ: WSGIEnvironment) -> Callable[[], None] | None:
     Returns ``None`` where the server does not let us see that.
     """
     told: Callable[[], bool] | None = environ.get("waitress.client_disconnected")
-    if told is None and _HUNG_UP and (descriptor := _descriptor_of(environ)):
+    if told is None and _HUNG_UP and (descriptor := descriptor_of(environ)):
         told = functools.partial(_has_hung_up, descriptor)
     return functools.partial(_look, told) if told else None
 
@@ -41,7 +41,8 @@ def _look(is_gone: Callable[[], bool]) -> None:
         raise ClientGone
 
 
-def _descriptor_of(environ: WSGIEnvironment) -> Callable[[], int] | None:
+def descriptor_of(environ: WSGIEnvironment) -> Callable[[], int] | None:
+    """Return a function that returns the descriptor of the connection; ``None`` where it is not shown."""
     for name in SOCKETS:
         connection = environ.get(name)
         if isinstance(connection, socket.socket):

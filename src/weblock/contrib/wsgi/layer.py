@@ -13,12 +13,13 @@ from http.client import responses
 from typing import Final, Self
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+from ..._options import Duration
 from ..._platform.logs import logger
 from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
 from ...errors import LeaseLost
 from ...sync import Locks
-from ..kit import Problem, answers, going_on, watch_sessions
+from ..kit import BODY_WAIT, Problem, answers, going_on, seconds_or_none, watch_sessions
 from .outbox import Outbox
 from .request import ENVIRON_KEY, RequestLocks
 
@@ -47,7 +48,7 @@ class RequestLayer:
     is made; its locks are released when the server closes it.
 
     With ``of_rules``, it acquires for the rules of a middleware, and an application inside may have locks
-    of its own. ``answer`` gives the response to an error of weblock where the application has not given one.
+    of its own. A request that locks waits for its body for ``body_wait`` seconds, for each 64 KiB. ``answer`` gives the response to an error of weblock where the application has not given one.
     """
 
     def __init__(
@@ -56,9 +57,11 @@ class RequestLayer:
         locks: Locks,
         *,
         of_rules: bool = False,
+        body_wait: Duration | None = BODY_WAIT,
         answer: Answer | None = None,
     ) -> None:
         self._app = app
+        self._body_wait = seconds_or_none("body_wait", body_wait)
         self._locks = locks
         self._of_rules = of_rules
         self._answer = answer or answers(respond_with)
@@ -86,7 +89,7 @@ class RequestLayer:
                 environ[ENVIRON_KEY] = outer
                 # A layer farther out, on the same locks, releases.
                 return app(environ, start_response)
-        request = environ[ENVIRON_KEY] = RequestLocks(self._locks, environ, outer)
+        request = environ[ENVIRON_KEY] = RequestLocks(self._locks, environ, outer, self._body_wait)
         request.of_rules = self._of_rules
         outbox = Outbox(start_response, request)
         work = Work(request, outbox)

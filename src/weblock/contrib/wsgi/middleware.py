@@ -7,10 +7,19 @@ from collections.abc import Iterable, Sequence
 from typing import Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from ..._options import LocksOptions
+from ..._options import Duration, LocksOptions
 from ...errors import StrangePath
 from ...sync import Locks
-from ..kit import Match, Rewrite, RuleMiddleware, Rules, RuleSet, answers, opened
+from ..kit import (
+    BODY_WAIT,
+    Match,
+    Rewrite,
+    RuleMiddleware,
+    Rules,
+    RuleSet,
+    answers,
+    opened,
+)
 from .layer import RequestLayer, respond_with
 from .request import ENVIRON_KEY, RequestLocks, headers_of, query_of, text_of
 
@@ -23,13 +32,16 @@ class LockMiddleware(RuleMiddleware[WSGIApplication]):
     that no rule matches reach ``app`` untouched.
 
     A request that does not get its lock in time is answered with 409, one whose key cannot be made
-    or whose path routers may read in different ways, with 400, and one whose engine is down or whose
+    or whose path routers may read in different ways, with 400, one whose body does not arrive in time, with
+    408, and one whose engine is down or whose
     lease was lost with 503, as problem details.
 
     Args:
         app: The application.
         locks: A ``Locks``, or an engine's URL and the options of ``LocksOptions``; ``file://`` by default.
         rules: ``Rule`` objects or mappings, in a list or by their names; see ``RuleSet``.
+        body_wait: For how many seconds (5), at most, a request that locks waits for the end of its body,
+            or for each 64 KiB of it. ``None`` sets no limit, and reads nothing before the lock is acquired.
         rewrite: ``rewrite(problem, error)`` returns the problem with another status, body or
             headers.
         root_path: Rules match the path below it: the server's SCRIPT_NAME, unless it is given, as
@@ -46,13 +58,14 @@ class LockMiddleware(RuleMiddleware[WSGIApplication]):
         rules: Rules = (),
         *,
         root_path: str = "",
+        body_wait: Duration | None = BODY_WAIT,
         rewrite: Rewrite | None = None,
         **options: Unpack[LocksOptions],
     ) -> None:
         locks, _ = opened(Locks, locks, options)
         super().__init__(app, locks, rules, root_path)
         answer = answers(respond_with, rewrite)
-        self._layer = RequestLayer(app, locks, of_rules=True, answer=answer)
+        self._layer = RequestLayer(app, locks, of_rules=True, body_wait=body_wait, answer=answer)
 
     def __call__(
         self, environ: WSGIEnvironment, start_response: StartResponse, /

@@ -16,7 +16,8 @@ from ..._runtime.blocking import drive
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease, Locks
-from ..kit import Headers, RequestLeases, current_book
+from ..kit import BODY_WAIT, Headers, RequestLeases, current_book
+from .body import Body, size_of_body
 from .clients import watch
 
 ENVIRON_KEY: Final = "weblock.request"
@@ -29,13 +30,22 @@ _WITHOUT_PREFIX: Final = ("CONTENT_TYPE", "CONTENT_LENGTH")
 class RequestLocks(RequestLeases[Lease]):
     """Acquires for one request. The layer around the application releases, when its work is done."""
 
-    __slots__ = ("locks",)
+    __slots__ = ("_body", "locks")
 
-    def __init__(self, locks: Locks, environ: WSGIEnvironment, within: Self | None = None) -> None:
+    def __init__(
+        self,
+        locks: Locks,
+        environ: WSGIEnvironment,
+        within: Self | None = None,
+        body_wait: float | None = BODY_WAIT,
+    ) -> None:
         # Not environ itself, which has us: that cycle would be left to the garbage collector.
         super().__init__(environ["REQUEST_METHOD"], path_of(environ), within)
         self.locks = locks
         self.while_waiting = watch(environ)
+        self._body: Body | None = None
+        if size_of_body(environ) != 0:
+            self._body = environ["wsgi.input"] = Body(environ, body_wait)
 
     def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> Lease:
         """Return the lease of the keys; those that this request holds are not acquired again.
@@ -53,6 +63,8 @@ class RequestLocks(RequestLeases[Lease]):
 
             for session in sessions_of(self):
                 end_reading(session)
+        if self._body:
+            self._body.read_ahead()
         return drive(self.take(self.locks, keys, options))
 
 
