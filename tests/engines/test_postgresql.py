@@ -322,12 +322,20 @@ class TestTheTable:
         assert "secret" not in run.output
         server = shared_postgres()
         server.execute(run.output)
+        server.execute(run.output)  # A migration may create what the engine has created already.
         with Locks.from_url(f"{server.url()}?table=printed") as locks, locks.hold("key"):
             pass
         for given, said in ((["--url", "memory://"], "is memory://"), ([], "is not given")):
             refused = CliRunner().invoke(app, ["ddl", *given], env={"WEBLOCK_URL": None})
             assert refused.exit_code == 2
             assert f"has a table, and --url {said}" in " ".join(refused.output.split())
+
+    def test_who_may_not_create_it_is_told_as_well(self, locks) -> None:
+        """Where ``create=true`` is beyond the user's rights, the remedy is that of a missing table."""
+        url = f"{shared_postgres().url(user='locks')}?table=beyond&create=true"
+        shared_postgres().execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+        with Locks.from_url(url) as limited, pytest.raises(ConfigurationError, match="weblock ddl"):
+            limited.acquire("key")
 
     def test_rights_that_are_missing_are_told(self, locks) -> None:
         """A user who may not write the table is told what to grant."""

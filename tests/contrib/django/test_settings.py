@@ -93,6 +93,8 @@ def test_locks_are_kept_in_a_database_of_the_settings() -> None:
     assert settings.libpq["password"] == "a/b?c"
     assert settings.libpq["sslmode"] == "require"
     assert "pool" not in settings.libpq
+    assert settings.create
+    assert not parse(url_of_database("django://d?create=false", {"d": database})).create
     with pytest.raises(ConfigurationError, match=r"backends\.mysql': leases can be kept in Postgr"):
         url_of_database("django://x", {"x": {"ENGINE": "django.db.backends.mysql"}})
 
@@ -157,6 +159,8 @@ def test_a_router_keeps_the_table_out(transactional_db: None, settings: Any) -> 
     settings.WEBLOCK = {"default": {"URL": "django://default?table=kept_out"}}
     settings.DATABASE_ROUTERS = [f"{__name__}.{_NoLocks.__name__}"]
     create_tables(using="default")
+    with pytest.raises(ConfigurationError, match="kept_out"):
+        locks["default"].acquire("key")
     assert "kept_out" not in connection.introspection.table_names()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.apps import AppConfig
 from django.core.checks import Tags, register
-from django.db import connections, router, transaction
+from django.db import connections, transaction
 from django.db.models.signals import post_migrate
 
 
@@ -34,12 +34,13 @@ def create_tables(*, using: str, **_signal: object) -> None:
     """Create the tables of the engines that ``WEBLOCK`` keeps in a database, unless they exist.
 
     It follows every ``migrate`` rather than being a migration, which would be applied only once: a
-    project may name the database, or another table in it, at any later time.
+    project may name the database, or another table in it, at any later time. The engine would create it,
+    too, but its user may lack the right.
     """
     from ...stores.url import open_engine
-    from .settings import engines_in
+    from .settings import engines_in, may_migrate
 
-    if not router.allow_migrate(using, "weblock", model_name="lease"):
+    if not may_migrate(using):
         return
     for url in engines_in(using):
         engine = open_engine(url)  # It never connects: Django executes the statements.

@@ -11,9 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode
 
 from django.conf import settings as django_settings
+from django.db import router
+from django.db.backends.base.base import NO_DB_ALIAS
+from django.db.backends.base.creation import TEST_DATABASE_PREFIX
+from django.db.backends.signals import connection_created
 from django.utils.module_loading import import_string
 
 from ..._adapting import close
@@ -254,8 +258,9 @@ def alias_of(url: str) -> str:
 def url_of_database(url: str, databases: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the URL of the engine in the database that ``django://alias`` names.
 
-    The engine has connections of its own, with the settings of Django's. Raises
-    ``ConfigurationError`` for an alias that does not exist, or whose database has no engine.
+    The engine has connections of its own, with the settings of Django's. It creates its table where
+    migrations may: a lock may be what protects ``migrate``. Raises ``ConfigurationError`` for an alias
+    that does not exist, or whose database has no engine.
     """
     alias, options = alias_of(url), url.partition("?")[2]
     database = databases.get(alias)
@@ -279,12 +284,20 @@ def url_of_database(url: str, databases: Mapping[str, Mapping[str, Any]]) -> str
             if name not in _NOT_OF_LIBPQ
         },
     }
+    if "create" not in parse_qs(options) and may_migrate(alias):
+        given["create"] = "true"
     user = quote(str(database.get("USER") or ""), safe="")
     if password := database.get("PASSWORD"):
         user += f":{quote(str(password), safe='')}"
     set_here = {name: value for name, value in given.items() if value not in (None, "")}
     query = urlencode(set_here, quote_via=quote)
     return f"postgresql://{user}{'@' if user else ''}/?{'&'.join(filter(None, (query, options)))}"
+
+
+def may_migrate(database: str) -> bool:
+    """Return whether the project's routers let a database have the engine's table."""
+    allowed: bool = router.allow_migrate(database, "weblock", model_name="lease")
+    return allowed
 
 
 class LocksByAlias(Mapping[str, L], Generic[L]):
@@ -320,6 +333,13 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
         for made in gone.values():
             close(made)
 
+    def close_alias(self, alias: str) -> None:
+        """Close the locks of an alias. They are created anew when they are needed."""
+        with self._guard.lock:
+            made = self._made.pop(of_alias(alias).identity, None)
+        if made is not None:
+            close(made)
+
     def _make_once(self, given: AliasSettings) -> L:
         if getpid() != process.pid:
             enter_child()
@@ -341,3 +361,27 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
 
 locks = LocksByAlias(Locks)
 async_locks = LocksByAlias(AsyncLocks)
+
+
+def _follow_test_database(*, connection: Any, **_signal: object) -> None:
+    """Close the engines in a database of a test run, which Django is about to drop.
+
+    It drops and creates databases on a connection to none; in between, they have other names.
+    """
+    global _last_read  # noqa: PLW0603 - as in _current
+    if connection.alias != NO_DB_ALIAS:
+        return
+    for alias, given in _setting().items():
+        url = given.get("URL")
+        if isinstance(url, str) and url.startswith(SCHEME):
+            database = django_settings.DATABASES.get(alias_of(url), {})
+            name = str(database.get("NAME"))
+            if name.startswith(TEST_DATABASE_PREFIX) or name == database.get("TEST", {}).get(
+                "NAME"
+            ):
+                locks.close_alias(alias)
+                async_locks.close_alias(alias)
+    _last_read = _Read(None)
+
+
+connection_created.connect(_follow_test_database, dispatch_uid="weblock.settings")

@@ -105,8 +105,10 @@ class PostgreSQLEngine(ServerEngine):
         try:
             if link.ask(self.statements.exists, self.settings.table) == [(False,)]:
                 link.ask(self.statements.ddl.encode())
-        except (errors.DuplicateTable, errors.UniqueViolation):
-            pass  # Another process has just created it.
+        except errors.UniqueViolation:
+            pass  # Another process is just creating it.
+        except errors.InsufficientPrivilege:
+            pass  # The first statement tells that there is no table.
         finally:
             link.close()
         self._created = True

@@ -22,7 +22,7 @@ IDLE: Final = 60.0
 """Seconds after which a row that nobody uses may be removed."""
 
 _DDL: Final = """\
-CREATE TABLE {table} (
+CREATE TABLE IF NOT EXISTS {table} (
     key text COLLATE "C" PRIMARY KEY,
     version bigint NOT NULL,
     fence bigint NOT NULL,
@@ -37,7 +37,8 @@ CREATE TABLE {table} (
     ends double precision NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
 INSERT INTO {table}
-VALUES ('', 0, 0, '', '', {run}, 0, 0, 0, true, '{format}', 0);
+VALUES ('', 0, 0, '', '', {run}, 0, 0, 0, true, '{format}', 0)
+ON CONFLICT DO NOTHING;
 """
 
 _RUN: Final = """
