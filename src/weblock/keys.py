@@ -23,7 +23,10 @@ _NAME = re.compile(
     r"([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)?|0|[1-9][0-9]?)(?::([a-z]+))?"
 )
 _UNRESERVED: Final = "-._~"
-_KINDS: Final = ("path", "query", "header")
+_KINDS: Final = ("path", "query", "header", "cookie")
+
+MISSING: Final = "%none"
+"""The text of ``None``. No value has it: a percent sign is encoded, as a percent sign and a number."""
 
 
 _EXACT: Final[Mapping[type, Callable[[object], str]]] = {str: str, int: str}
@@ -120,7 +123,7 @@ def check_namespace(namespace: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a request contains a value: ``kind`` is ``path``, ``query`` or ``header``."""
+    """Where a request contains a value: ``kind`` is ``path``, ``query``, ``header`` or ``cookie``."""
 
     kind: str
     name: str
@@ -187,11 +190,14 @@ class KeyTemplate:
             value = values[name]
             if converter and isinstance(value, str):
                 value = self._converted(name, converter, canonical(value))
-            make = _EXACT.get(type(value), canonical)
-            text = make(value)
-            is_plain = text.isascii() and text.isalnum()
-            parts.append(text if is_plain else self._encode(text))
-            parts.append(literal)
+            if value is None:
+                text = MISSING
+            else:
+                make = _EXACT.get(type(value), canonical)
+                text = make(value)
+                if not (text.isascii() and text.isalnum()):
+                    text = self._encode(text)
+            parts += text, literal
         key = "".join(parts)
         _refuse_what_is_no_key(key)
         return Key._of(key, self.text)  # noqa: SLF001 - of the same module
@@ -199,8 +205,9 @@ class KeyTemplate:
     def in_request(self) -> Mapping[str, Source]:
         """Return where a request contains each value, by its name in the template.
 
-        ``{x}`` and ``{path.x}`` are path parameters, ``{query.x}`` and ``{header.x}`` are values of
-        the query string and the headers. Raises ``ConfigurationError`` for another prefix.
+        ``{x}`` and ``{path.x}`` are path parameters, ``{query.x}``, ``{header.x}`` and ``{cookie.x}``
+        are values of the query string, the headers and the cookies. Raises ``ConfigurationError`` for
+        another prefix.
         """
         for name in self.names:
             if name.isdecimal():

@@ -9,6 +9,7 @@ import pytest
 from fastapi import (
     APIRouter,
     Body,
+    Cookie,
     Depends,
     FastAPI,
     Header,
@@ -380,6 +381,23 @@ class TestIncludedRouters:
         async with client_of(app, raises=True) as client:
             assert (await client.post("/outer/inner/")).json() == "2024"
             assert (await client.post("/outer/inner/?year=07")).json() == "7"
+
+    async def test_an_optional_value_that_is_missing_has_a_key(self, app):
+        """A request without it is valid to the endpoint, and its key is that of no value."""
+
+        @app.post("/")
+        async def change(
+            lease: Annotated[AsyncLease, Depends(lock("{query.year}:{query.name}:{cookie.shop}"))],
+            year: int | None = None,
+            name: str | None = None,
+            shop: Annotated[int | None, Cookie()] = None,
+        ) -> str:
+            return lease.key
+
+        async with client_of(app, raises=True) as client:
+            assert (await client.post("/")).json() == "%none:%none:%none"
+            answer = await client.post("/?name=%25none&year=02", headers={"cookie": 'shop="07"'})
+            assert answer.json() == "2:%25none:7"
 
     async def test_a_router_may_be_included_twice(self, app):
         """Each inclusion has the declarations of its own dependencies."""

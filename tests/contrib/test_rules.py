@@ -252,7 +252,7 @@ class TestRefusals:
             ({"exempt": "yes"}, "must be True or False"),
             ({"key": "{shop}"}, "needs the path parameter 'shop', but /items/{item} has item"),
             ({"key": "{path.shop}"}, "needs the path parameter 'shop'"),
-            ({"key": "{cookie.shop}"}, "one of path, query, header"),
+            ({"key": "{body.shop}"}, "one of path, query, header"),
             ({"key": "{item"}, "unmatched brace"),
             ({"key": 7}, "key=7 must be a template"),
             ({"key": "x", "methods": "POST"}, "must be a list"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from weblock import ConfigurationError, InvalidKey
 from weblock.keys import (
     MAX_LENGTH,
+    MISSING,
     KeyTemplate,
     check_key,
     check_namespace,
@@ -49,11 +50,11 @@ def templates(draw: st.DrawFn) -> KeyTemplate:
 @given(templates(), st.data())
 @example(KeyTemplate.parse("{v0}-{v1}"), None)
 def test_two_sets_of_values_never_meet(template: KeyTemplate, data: st.DataObject | None) -> None:
-    """Different values make different keys, whatever they contain."""
+    """Different values make different keys, whatever they contain; ``None`` is a value, too."""
     if data is None:
         one, two = ("a-b", "c"), ("a", "b-c")
     else:
-        sets = st.tuples(*[value] * len(template.names))
+        sets = st.tuples(*[value | st.none() | st.just(MISSING)] * len(template.names))
         one, two = data.draw(sets), data.draw(sets)
     assume(one != two)
     filled = [template.fill(dict(zip(template.names, each, strict=True))) for each in (one, two)]

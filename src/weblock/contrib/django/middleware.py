@@ -172,8 +172,8 @@ def lock(
     its work was committed, with 503.
 
     Args:
-        *keys: Templates, into which the arguments of the view are filled, and ``{query.name}`` and
-            ``{header.name}``; or functions of the request that return a key. Several keys are held
+        *keys: Templates, into which the arguments of the view are filled, and ``{query.name}``,
+            ``{header.name}`` and ``{cookie.name}``; or functions of the request that return a key. Several keys are held
             together, all or none.
         alias: Which entry of ``WEBLOCK`` to use.
         busy_view: Returns the response to a request that does not get the lock in time. For another

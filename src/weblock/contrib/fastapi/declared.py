@@ -185,8 +185,8 @@ def values_for(
     """Return the values of a request for a template, as the endpoint sees them.
 
     ``/items/7`` and ``/items/07`` are one item to an endpoint that declares an ``int``; so they
-    must be one key too. So it is with query parameters and headers, and a declared default stands
-    for one that is missing.
+    must be one key too. So it is with query parameters, headers and cookies, and a declared default
+    stands for one that is missing.
 
     Raises what FastAPI raises for the endpoint where a value does not convert,
     and ``InvalidKey`` for one that was sent twice.
@@ -211,7 +211,7 @@ def values_for(
                 value, errors = parameter.validate(text, {}, loc=(source.kind, source.name))
             if text is None or errors:
                 value = _as_endpoint(parameter, source.kind, connection)
-        if value is not None:
+        if parameter or value is not None:  # An endpoint may declare that a value is optional.
             values[name] = value
     return values
 
@@ -219,7 +219,8 @@ def values_for(
 def _as_endpoint(parameter: Any, kind: str, connection: HTTPConnection) -> object:
     """Return what an endpoint is given that was not sent, or raise what FastAPI raises for it."""
     received: Any = getattr(
-        connection, {"path": "path_params", "query": "query_params"}.get(kind, "headers")
+        connection,
+        {"path": "path_params", "query": "query_params", "cookie": "cookies"}.get(kind, "headers"),
     )
     values, errors = request_params_to_args([parameter], received)
     if errors:

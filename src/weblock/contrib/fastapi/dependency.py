@@ -152,7 +152,7 @@ def lock(
 
     Args:
         *keys: Templates, which are filled in from the request: ``"cart:{cart_id}"`` and
-            ``{path.cart_id}`` from path parameters, ``{query.x}`` and ``{header.x}`` from these. Or
+            ``{path.cart_id}`` from path parameters, ``{query.x}``, ``{header.x}`` and ``{cookie.x}`` from these. Or
             functions, which are dependencies and return a key or several. All keys are held
             together, all or none.
         on_lost: ``"cancel"`` cancels an ``async def`` endpoint when its lease is lost;

@@ -140,8 +140,8 @@ class WebLock:
         or async, or in the ``decorators`` of a class. ``lease_of()`` returns the lease.
 
         Args:
-            *keys: Templates, into which the arguments of the view are filled, and ``{query.name}`` and
-                ``{header.name}``; or functions that return a key or several. A function is called with
+            *keys: Templates, into which the arguments of the view are filled, and ``{query.name}``,
+                ``{header.name}`` and ``{cookie.name}``; or functions that return a key or several. A function is called with
                 those arguments of the view that it names. Several keys are held together, all or none.
             guard: ``"database"``: the database refuses the commits of ``db.session`` once another holder
                 has followed. ``"lease"``: only the lease is checked. By default, as ``WEBLOCK_GUARD``

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from http.cookies import SimpleCookie
 from typing import Any, Final, Self
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 from ..._face import warn_of_templates
 from ..._options import HoldOptions, Options
@@ -132,22 +133,27 @@ def request_values(
     """
     values: dict[str, object] = {}
     for name, source in template.sources.items():
-        if source.kind == "path":
-            value = path.get(source.name)
-        else:
+        if source.kind != "path":
             value = sent_value(source, query=query, headers=headers)
-        if value is not None:
-            values[name] = value
+            if value is not None:
+                values[name] = value
+        elif source.name in path:
+            values[name] = path[source.name]
     return values
 
 
 def sent_value(source: Source, *, query: str, headers: Headers) -> str | None:
-    """The query parameter or the header; ``None`` if it was not sent. Raises as ``request_values``.
+    """The query parameter, header or cookie; ``None`` if it was not sent. Raises as ``request_values``.
 
     The header ``Host`` is the host's name alone: see ``_host_name``.
     """
+    found: Sequence[str]
     if source.kind == "header":
         found = headers(source.name)
+    elif source.kind == "cookie":
+        sent = (each.partition("=") for line in headers("cookie") for each in line.split(";"))
+        values = [value.strip() for name, _, value in sent if name.strip() == source.name]
+        found = list({_cookie_value(value) for value in values})
     else:
         pairs = parse_qsl(query, keep_blank_values=True)
         found = [value for name, value in pairs if name == source.name]
@@ -158,6 +164,15 @@ def sent_value(source: Source, *, query: str, headers: Headers) -> str | None:
     if not found:
         return None
     return _host_name(found[0]) if source == _HOST else found[0]
+
+
+def _cookie_value(sent: str) -> str:
+    """Return the value of a cookie, decoded as far as any framework decodes it.
+
+    Litestar decodes percent signs, and Werkzeug UTF-8. What one of them reads as equal is equal here.
+    """
+    unquoted, _ = SimpleCookie().value_decode(sent)
+    return unquote_to_bytes(unquoted.encode("latin-1", "replace")).decode("utf-8", "replace")
 
 
 def _host_name(header: str) -> str:

@@ -69,7 +69,7 @@ def lock(*keys: str | KeyFunction, **options: Unpack[HoldOptions]) -> Lock:
 
     Args:
         *keys: Templates, which are filled in from the request: ``"cart:{cart_id}"`` from the path
-            parameters, as the route converts them, ``{query.x}`` and ``{header.x}`` from these. Or functions
+            parameters, as the route converts them, ``{query.x}``, ``{header.x}`` and ``{cookie.x}`` from these. Or functions
             that take the connection, do not block, and return a key or several. All keys are held
             together, all or none.
         **options: Override those of the application's locks: see ``HoldOptions``.

@@ -30,7 +30,7 @@ class Rule:
 
     ``path`` is in Starlette's syntax, ``/shops/{shop}/items/{item_id:int}``, or a compiled regular
     expression, which has to match the whole path. ``key`` is a template, or several, of path
-    parameters, ``{query.x}`` and ``{header.x}``. ``methods`` are all but ``WEBSOCKET`` unless they
+    parameters, ``{query.x}``, ``{header.x}`` and ``{cookie.x}``. ``methods`` are all but ``WEBSOCKET`` unless they
     are named; ``GET`` includes ``HEAD``. ``exempt=True``, instead of a key, lets requests through
     that later rules would lock. ``options`` are those of ``HoldOptions``, in seconds.
 
