@@ -61,6 +61,7 @@ def test_a_server_that_is_well_has_no_remedies() -> None:
             "snapshot failed",
         ),
         ({"aof_enabled": "0"}, "redis://x?recovery=off", "persistence", "warning", "recovery=off"),
+        ({"aof_enabled": "0"}, "redis://x", "persistence", "warning", "no append-only file"),
         (
             {"maxmemory": "9000000", "maxmemory_policy": "allkeys-lru"},
             *("redis://x", "eviction", "problem", "allkeys-lru"),

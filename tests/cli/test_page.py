@@ -51,7 +51,10 @@ def normal(text: str) -> str:
     """What must be the same: not numbers and widths, nor which server it was."""
     # The servers of the tests have recovery=off, which the doctor warns of.
     text = re.sub(
-        r"^ +\w+ +(persistence|ttl) .*\n( +Leave recovery.*\n)?", "", text, flags=re.MULTILINE
+        r"^ +\w+ +(persistence|ttl) .*\n( +(Leave recovery|Set appendonly).*\n)?",
+        "",
+        text,
+        flags=re.MULTILINE,
     )
     text = re.sub(r"127\.0\.0\.1|localhost", "HOST", text)
     text = re.sub(r"weblock:[0-9a-f]{32}", "weblock", text)

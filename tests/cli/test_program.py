@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,23 @@ def test_an_ascii_terminal_can_show_any_key(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stderr
             assert "caf\\" in done.stdout
             assert done.stdout.isascii()
+
+
+def test_the_status_page_prints_an_address_that_it_serves() -> None:
+    """A port that another program has is an error, and no address is printed."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        done = Program("memory://").run("status", "--port", str(other.getsockname()[1]))
+    assert done.returncode == 3
+    assert "address already in use" in done.stderr
+    assert "http://" not in done.stderr
+
+
+def test_help_shows_whole_summaries() -> None:
+    """The list of commands cuts no summary short, however wide the terminal is."""
+    done = Program("memory://").run("--help", env={"COLUMNS": "80"})
+    assert "..." not in done.stdout.partition("Commands:")[2]
+    text = " ".join(done.stdout.split())
+    assert (
+        "run Holds KEY while it runs a command, so that no other process holds it meanwhile."
+        in text
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -15,7 +16,7 @@ import click
 
 from .. import Locks, LocksOptions, __version__
 from .._platform.logs import printable
-from ..errors import AlreadyHeld, ConfigurationError, LeaseLost, LockTimeout, WeblockError
+from ..errors import ConfigurationError, LeaseLost, LockTimeout, WeblockError
 from . import Code
 from .output import say, warn
 
@@ -50,7 +51,8 @@ class Session:
         """
         for name in ("weblock", "kazoo"):  # Other drivers log nothing.
             logging.getLogger(name).setLevel(logs)
-        urls, options = self.urls(), LocksOptions()
+        # A URL may say recovery=2, and no command but ``run``, which has a ttl of its own, holds a key for long.
+        urls, options = self.urls(), LocksOptions(ttl=1.0)
         if namespace := self.namespace or os.environ.get("WEBLOCK_NAMESPACE"):
             options["namespace"] = namespace
         return Locks.from_url(urls if len(urls) > 1 else urls[0] if urls else None, **options)
@@ -78,7 +80,6 @@ class No(Exception):
 
 _CODES: Final = {
     ConfigurationError: Code.USAGE,
-    AlreadyHeld: Code.USAGE,
     LockTimeout: Code.BUSY,
     LeaseLost: Code.LOST,
     WeblockError: Code.UNAVAILABLE,
@@ -94,6 +95,10 @@ class Command(click.Command):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.params += common_options()
+
+    def get_short_help_str(self, limit: int = 45) -> str:  # noqa: ARG002 - click's
+        """Return the first sentence of the help, whole: ``--help`` of all commands wraps it."""
+        return super().get_short_help_str(limit=1000)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments as click does; for a URL beyond them, name the missing option."""
@@ -118,10 +123,21 @@ class Command(click.Command):
                 warn("weblock: " + "\n".join(map(printable, str(no).split("\n"))))
             raise SystemExit(no.code) from no
         except WeblockError as error:
-            facts = {"error": type(error).__name__, "message": str(error)}
-            warn(json.dumps(facts) if session.json else f"weblock: {printable(str(error))}")
+            text = in_options(str(error), self)
+            facts = {"error": type(error).__name__, "message": text}
+            warn(json.dumps(facts) if session.json else f"weblock: {printable(text)}")
             code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
             raise SystemExit(code) from error
+
+
+def in_options(text: str, command: click.Command) -> str:
+    """Return an error's text with the options of a command: ``--wait 3`` for Python's ``wait=3``."""
+    flags = {each.name: each.opts[0] for each in command.params if isinstance(each, click.Option)}
+    return re.sub(
+        rf"\b({'|'.join(map(str, flags))})=(?:True\b)?(['\"\w-])?",
+        lambda found: f"{flags[found[1]]} {found[2] or ''}".rstrip(),
+        text,
+    )
 
 
 class App(click.Group):

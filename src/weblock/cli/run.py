@@ -16,19 +16,22 @@ from typing import Any, Final
 
 import click
 
-from .. import AlreadyHeld, ConfigurationError, Lease, LeaseLost, Locks, LockTimeout
-from .._adapting import leave
-from .._core.table import SHARED
+from .. import ConfigurationError, Lease, LeaseLost, Locks, LockTimeout
+from .._adapting import leave, place_of
 from .._options import LONGEST
 from .._platform.logs import printable
 from ..operating import duration
 from . import Code
-from .app import Session, command, pass_session
+from .app import Session, command, in_options, pass_session
 from .group import Group
 from .output import warn
 
 PASSED_ON: Final = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "ALRM")
 """Signals that the command gets when we do."""
+
+TTL: Final = 30.0
+
+KILL_AFTER: Final = 5.0
 
 HELD_ENV: Final = "WEBLOCK_RUN_HOLDS"
 """The environment variable in which a ``weblock run`` inside another finds what those outside hold."""
@@ -40,32 +43,37 @@ LOST: Final = 0
 @command("run")
 @click.argument("key")
 @click.argument("arguments", metavar="-- COMMAND [ARGUMENT]...", nargs=-1, required=True)
-@click.option("--wait", type=float, help="Seconds to wait for the key; without end, unless given.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(0, LONGEST),
+    help="Seconds to wait for the key; without end, unless given.",
+)
 @click.option(
     "--skip-if-busy", is_flag=True, help="Exit with 0 if the key is busy, at once or after --wait."
 )
 @click.option(
     "--ttl",
-    type=float,
-    default=30.0,
-    show_default=True,
-    help="Seconds that the lease lasts when this machine has died.",
+    type=click.FloatRange(0.1, LONGEST),
+    help="Seconds that the lease lasts when this machine has died; 30, or the URL's recovery= if that is"
+    " shorter.",
 )
 @click.option(
     "--kill-after",
-    type=float,
-    default=5.0,
-    show_default=True,
-    help="Seconds from SIGTERM to SIGKILL, when the lease is ending.",
+    type=click.FloatRange(0),
+    help="Seconds from SIGTERM to SIGKILL, when the lease is ending; 5, or half of --ttl if that is shorter.",
 )
-@click.option("--max-hold", type=float, help="Seconds that the command may run.")
+@click.option(
+    "--max-hold", type=click.FloatRange(0.1, LONGEST), help="Seconds that the command may run."
+)
 @click.option(
     "--at-least",
-    type=float,
+    type=click.FloatRange(0),
     default=0.0,
     help="Seconds that KEY stays locked, also if the command ends before.",
 )
-@click.option("--limit", type=int, help="How many may hold KEY together; 1, unless given.")
+@click.option(
+    "--limit", type=click.IntRange(1), help="How many may hold KEY together; 1, unless given."
+)
 @click.option("--shared", is_flag=True, help="Hold KEY with any number of others that share it.")
 @click.option("--label", help="What others see of the holder. [default: host:process command]")
 @pass_session
@@ -76,7 +84,7 @@ def run_command(
     arguments: Sequence[str],
     *,
     skip_if_busy: bool,
-    kill_after: float,
+    kill_after: float | None,
     at_least: float,
     **given: Any,
 ) -> None:
@@ -102,20 +110,28 @@ def run_command(
     name = f"{socket.gethostname()}:{os.getpid()} {Path(arguments[0]).name}"
     hold["label"] = given["label"] or name
     with session.locks(logs=logging.CRITICAL if session.json else logging.WARNING) as locks:
+        hold.setdefault("ttl", TTL)
+        if recovery := place_of(locks).engine.recovery:
+            recovery.cover(hold["ttl"])
+            if given["ttl"] is None and not recovery.covers(TTL):
+                hold["ttl"] = recovery.seconds
+        if kill_after is None:
+            kill_after = min(KILL_AFTER, hold["ttl"] / 2)
         _check(locks, hold, kill_after, at_least)
         held = _held()
         info = locks.inspect(key) if key in held else None
-        for holder in info.holders if info else ():
-            if holder.fence == held[key]:  # A parent process holds it until we have ended.
-                limit = SHARED if hold["shared"] else hold.get("limit", 1)
-                raise AlreadyHeld(key, upgrade=limit < (holder.limit or SHARED))
+        if any(holder.fence == held[key] for holder in (info.holders if info else ())):
+            raise ConfigurationError(
+                f"a weblock run around this one holds {key!r} until this one has ended, which would wait"
+                " for it forever: lock another key here, or run the command without weblock run"
+            )
         run = Run(key, kill_after, at_least, in_json=session.json)
         try:
             code = run.hold_and_work(locks, hold, arguments)
         except LockTimeout as busy:
             if not skip_if_busy:
                 raise
-            code = run.ends("skipped", f"skipped: {busy}", 0)
+            code = run.ends("skipped", f"skipped: {in_options(str(busy), run_command)}", 0)
         except Interrupted as interrupted:
             code = run.ends("interrupted", "", Code.SIGNALLED + interrupted.args[0])
         finally:
@@ -129,21 +145,18 @@ def _check(locks: Locks, hold: Mapping[str, Any], kill_after: float, at_least: f
     """Raise ``ConfigurationError`` for what cannot work, before anything is locked or run."""
     if not hasattr(os, "posix_spawnp"):
         raise ConfigurationError("weblock run needs the process groups of Linux or macOS")
-    if not 0 <= kill_after <= hold["ttl"] / 2:
+    if kill_after > hold["ttl"] / 2:
         raise ConfigurationError(
-            f"--kill-after {kill_after:g} must be from 0 to half of the ttl, which is {hold['ttl']:g} s:"
-            " a lease is renewed after a third of its ttl, and may be ending from --kill-after on."
-            " Raise --ttl"
+            f"--kill-after {kill_after:g} is more than half of --ttl {hold['ttl']:g}: a lease is renewed"
+            " after a third of its ttl, and may be ending from --kill-after on. Raise --ttl"
         )
     if locks.scope == "process":
         raise ConfigurationError(
             f"{locks.engine} locks inside one process, and excludes no other command: name file:// for"
             " one machine, redis:// for several, or noop:// to lock nothing"
         )
-    if at_least and not 0 < at_least <= hold.get("max_hold", LONGEST):
-        raise ConfigurationError(
-            f"--at-least {at_least:g} must be more than 0, and not more than --max-hold"
-        )
+    if at_least > hold.get("max_hold", LONGEST):
+        raise ConfigurationError(f"--at-least {at_least:g} must be not more than --max-hold")
     if at_least and locks.scope == "host":
         raise ConfigurationError(
             f"{locks.engine} frees what a process held as soon as it ends, so --at-least cannot keep a"

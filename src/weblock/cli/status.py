@@ -5,6 +5,8 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
+from socket import socket
 from urllib.parse import parse_qs
 
 import click
@@ -39,8 +41,13 @@ def status_command(
         allow_release=allow_release,
     )
     where = f"[{host}]" if ":" in host else host
-    warn(f"weblock: http://{where}:{port}/{f'?token={token}' if token else ''}")
-    uvicorn.run(
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket] | None = None) -> None:
+            await super().startup(sockets)
+            warn(f"weblock: http://{where}:{port}/{f'?token={token}' if token else ''}")
+
+    config = uvicorn.Config(
         page,
         host=host,
         port=port,
@@ -49,6 +56,8 @@ def status_command(
         access_log=False,
         timeout_graceful_shutdown=1,  # Streams would keep it waiting.
     )
+    with suppress(KeyboardInterrupt):  # As ``uvicorn.run`` does.
+        Server(config).run()
 
 
 def has(token: str) -> Callable[[Scope], bool]:

@@ -224,9 +224,10 @@ def of_server(seen: Seen, settings: Settings) -> Iterator[Finding]:
             "Add min_replicas=1 to the URL to have a replica acknowledge each lease.",
         )
 
+    appends = facts.get("aof_enabled") == "1"
     kept = (
         "It writes an append-only file: a crash loses the last second at most"
-        if facts.get("aof_enabled") == "1"
+        if appends
         else "It writes no append-only file: a crash loses the leases since the last snapshot, or all"
     )
     if facts.get("rdb_last_bgsave_status", "ok") != "ok":
@@ -237,7 +238,9 @@ def of_server(seen: Seen, settings: Settings) -> Iterator[Finding]:
         )
     elif recovery:
         then = f"After that it grants none for {recovery:g} s (recovery)"
-        yield Finding("persistence", f"{kept}. {then}, so that none is granted twice.")
+        text = f"{kept}. {then}, so that none is granted twice."
+        lost = warning("persistence", text, "Set appendonly yes, so that a restart loses no lease.")
+        yield Finding("persistence", text) if appends else lost
     else:
         yield warning(
             "persistence",
