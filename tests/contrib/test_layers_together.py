@@ -120,14 +120,14 @@ def test_what_a_rule_holds_is_checked_with_what_the_application_holds(url: str) 
 
     def application(environ, start_response):  # type: ignore[no-untyped-def]
         mine = request_locks(environ)
-        assert mine.holds_any
-        mine.check()
+        assert mine.book.keys
+        mine.book.check()
         with Locks.from_url(url) as others:
             others.force_release("x")
-        (of_rule,) = mine.within.leases
+        (of_rule,) = mine.book.keys.values()
         eventually(lambda: not of_rule.held)
         with pytest.raises(LeaseLost) as refused:
-            mine.check()
+            mine.book.check()
         lost.append(refused.value)
         start_response("204 No Content", [])
         return []
@@ -333,3 +333,36 @@ async def test_what_a_layer_has_released_is_acquired_again(url: str) -> None:
         exchange = Exchange(path="/orders")
         await exchange.served_by(asgi.RequestLayer(application, own))
     assert held == [True]
+
+
+async def test_applications_that_run_at_once_in_one_request_have_locks_of_their_own(
+    url: str,
+) -> None:
+    """What one of two applications behind a rule acquires is in its namespace, and outlives the other."""
+    opened, ended = asyncio.Event(), asyncio.Event()
+    held: list[object] = []
+
+    async def first(*_request):  # type: ignore[no-untyped-def]
+        await opened.wait()
+        lease = await asgi.request_locks().acquire("stock")
+        ended.set()
+        await second_has_ended.wait()
+        held.extend([lease.held, _keys_of(url, "first")])
+
+    async def second(*_request):  # type: ignore[no-untyped-def]
+        opened.set()
+        await ended.wait()
+
+    async def both(scope, *more):  # type: ignore[no-untyped-def]
+        async def served_by_second() -> None:
+            await asgi.RequestLayer(second, other)(dict(scope), *more)
+            second_has_ended.set()
+
+        await asyncio.gather(asgi.RequestLayer(first, one)(dict(scope), *more), served_by_second())
+
+    second_has_ended = asyncio.Event()
+    one, other = (AsyncLocks.from_url(url, namespace=name) for name in ("first", "second"))
+    async with one, other, AsyncLocks.from_url(url) as rules:
+        app = asgi.LockMiddleware(both, rules, [RULES["asgi"]])
+        await Exchange(path="/orders").served_by(app)
+    assert held == [True, ["stock"]]

@@ -10,14 +10,13 @@ from fastapi import Depends, FastAPI
 from flask import Flask
 
 from tests.support.http import client_of
-from weblock import AlreadyHeld, AsyncLocks, Lease, Locks
+from weblock import AlreadyHeld, AsyncLocks, Locks
 from weblock.contrib.celery import LockedTask, WebLock
 from weblock.contrib.celery import lease_of as lease_of_task
 from weblock.contrib.fastapi import install, lock
 from weblock.contrib.flask import WebLock as FlaskLock
 from weblock.contrib.flask import lease_of
-from weblock.contrib.kit import LockSpec
-from weblock.contrib.kit.book import RequestLeases
+from weblock.contrib.kit import Book, LockSpec
 from weblock.keys import in_order
 
 
@@ -117,7 +116,7 @@ def test_keys_are_acquired_in_one_order_whatever_engine_each_is_on(turned: bool)
     engines = [Locks.from_url(f"redis://127.0.0.1:1?timeout={timeout}") for timeout in (1, 2)]
     try:
         one, two = reversed(engines) if turned else engines
-        book = RequestLeases[Lease]("POST", "/")
+        book = Book("POST", "/")
         y, x = (LockSpec.of([key], {}) for key in "yx")
         wanted = [(y, one, in_order(["y"])), (x, two, in_order(["x"]))]
         assert [spec for spec, _, _ in book.in_turn(wanted)] == [x, y]

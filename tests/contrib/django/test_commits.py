@@ -13,7 +13,7 @@ from psycopg.sql import SQL
 
 from weblock import LeaseLost
 from weblock.contrib.django import lock, locks
-from weblock.contrib.django.request import ViewLeases
+from weblock.contrib.kit import Book
 
 from .project.shop.models import Item
 from .requests import fetch
@@ -125,7 +125,7 @@ def test_whatever_ends_the_check_rolls_back(
     def view(request: HttpRequest) -> HttpResponse:
         with monkeypatch.context() as patches, transaction.atomic(using):
             Item.objects.using(using).create()
-            patches.setattr(ViewLeases, "check", check)
+            patches.setattr(Book, "check", check)
         return HttpResponse()
 
     serve(items=view)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from ..._adapting import rest
 from ..._options import Duration
@@ -28,7 +28,6 @@ from ..kit import (
     BODY_WAIT,
     ClientGone,
     answers,
-    going_on,
     problem_of,
     seconds_or_none,
     to_its_end,
@@ -98,19 +97,25 @@ class RequestLayer:
         """Let ``app`` serve one request or websocket, and release what it has acquired."""
         outer = scope.get(SCOPE_KEY)
         if outer is not None:
-            outer = going_on(outer, AsyncRequestLocks)
+            if outer.over:
+                outer = outer.book.innermost(AsyncRequestLocks)
             if outer and outer.locks is self.locks:
                 scope[SCOPE_KEY] = outer
                 await app(scope, receive, send)  # A layer farther out, on the same locks, releases.
                 return
-        exchange = _Exchange(self, app, scope, receive, send, outer=outer)
-        scope[SCOPE_KEY] = request = exchange.request
-        outbox = exchange.outbox
+        inbox = Inbox(receive, scope, self.body_wait)
+        outbox = Outbox(send, inbox, asyncio.get_running_loop(), self.hold_back)
+        request = AsyncRequestLocks(self.locks, scope, inbox, outbox, within=outer)
+        request.of_rules = self.of_rules
+        scope[SCOPE_KEY] = request
+        anyio = sys.modules.get("anyio")
+        by_anyio = anyio.CancelScope() if anyio else None
+        exchange = _Exchange(self.answer, app, scope, receive, request, inbox, outbox, by_anyio)
         try:
             # In a task of its own, also where nothing is locked: nobody knows that beforehand, and
             # what cancels ours must not cancel locked work.
             if loss := await to_its_end(
-                exchange.work, outbox.loop, may_end=request.leave, scope=exchange.scope
+                exchange.work, outbox.loop, may_end=request.leave, scope=by_anyio
             ):
                 await exchange.answer_loss(loss)
             await outbox.finish()
@@ -120,7 +125,7 @@ class RequestLayer:
         except Exception as error:  # noqa: BLE001 - it is raised again, unless it is answered
             await exchange.answer_error(error)
         finally:
-            exchange.inbox.close()
+            inbox.close()
 
     def _start(self) -> None:
         if self._before_start:
@@ -156,41 +161,26 @@ class RequestLayer:
             self._lifespans.discard(lifespan)
 
 
-class _Exchange:
+class _Exchange(NamedTuple):
     """One request and its response: what is done when it is the application's turn, and after it."""
 
-    __slots__ = ("_answer_to", "_app", "_receive", "_scope", "inbox", "outbox", "request", "scope")
-
-    def __init__(
-        self,
-        layer: RequestLayer,
-        app: App,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        *,
-        outer: AsyncRequestLocks | None,
-    ) -> None:
-        self._app = app
-        self._scope = scope
-        self._receive = receive
-        self._answer_to = layer.answer
-        self.inbox = inbox = Inbox(receive, scope, layer.body_wait)
-        loop = asyncio.get_running_loop()
-        self.outbox = outbox = Outbox(send, inbox, loop, layer.hold_back)
-        self.request = AsyncRequestLocks(layer.locks, scope, inbox, outbox, within=outer)
-        self.request.of_rules = layer.of_rules
-        anyio = sys.modules.get("anyio")
-        self.scope = anyio.CancelScope() if anyio else None
-        """What anyio cancels of the request, if the application may use anyio."""
+    answer_to: Answer
+    app: App
+    scope: Scope
+    receive: Receive
+    request: AsyncRequestLocks
+    inbox: Inbox
+    outbox: Outbox
+    by_anyio: Any
+    """What anyio cancels of the request, if the application may use anyio."""
 
     async def work(self, ended: asyncio.Future[None]) -> LeaseLost | None:
         """Run the application, and release when it has ended, however it ended."""
         request, loss = self.request, None
-        part_of.set(request.flow)
+        part_of.set(request.book.flow)
         try:
-            with self.scope or nullcontext():
-                await self._app(self._scope, self.inbox.receive, self.outbox.send)
+            with self.by_anyio or nullcontext():
+                await self.app(self.scope, self.inbox.receive, self.outbox.send)
         except BaseException as error:
             if not request.interrupted:
                 raise
@@ -237,12 +227,12 @@ class _Exchange:
     async def _close_websocket(self, error: BaseException) -> bool:
         """Close a websocket that was accepted; return whether the request is one."""
         problem = problem_of(error)
-        is_open = self._scope["type"] == "websocket" and not self.outbox.closed
+        is_open = self.scope["type"] == "websocket" and not self.outbox.closed
         if is_open and problem:
             await self.outbox.send(close_with(problem))
         return is_open
 
     async def _answer_problem(self, error: BaseException) -> None:
         self.outbox.discard()
-        if answer := self._answer_to(error):
-            await answer(self._scope, self._receive, self.outbox.send)
+        if answer := self.answer_to(error):
+            await answer(self.scope, self.receive, self.outbox.send)

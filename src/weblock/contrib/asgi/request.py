@@ -17,7 +17,7 @@ from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
-from ..kit import RequestLeases, current_book
+from ..kit import Book, RequestLeases, current_book
 from .client import LOOK_AFTER, Inbox, Outbox
 from .protocol import Scope
 
@@ -109,7 +109,9 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
     ) -> None:
         # Not the scope itself, which has us: that cycle would be left to the garbage collector.
         is_http = scope["type"] == "http"
-        super().__init__(scope["method"] if is_http else "WEBSOCKET", scope["path"], within)
+        method = scope["method"] if is_http else "WEBSOCKET"
+        super().__init__(within.part() if within else Book(method, scope["path"]))
+        self.within: Final = within
         self.loop = outbox.loop
         self.locks = locks
         self._inbox = inbox
@@ -183,10 +185,10 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
         if outbox and not self.over:
             outbox.leases = self.leases
         ended: Sequence[Any] = ()
-        if self.database and self.missing(self.locks, keys):
+        if self.book.sessions and self.book.missing(self.locks, keys):
             from ..sqlalchemy.sessions import end_all_reading, leave_as_read, read_all_again
 
-            ended = await end_all_reading(self)
+            ended = await end_all_reading(self.book)
         client = self._client
         try:
             while client.turn:  # Another task of this request acquires, the same key perhaps.
@@ -290,14 +292,18 @@ def request_locks(scope: Scope | None = None) -> AsyncRequestLocks:
     Raises ``ConfigurationError`` outside a request, if weblock is not installed in the application, or
     if no rule of its ``LockMiddleware`` matches the request.
     """
-    found = current_book() if scope is None else scope.get(SCOPE_KEY)
-    if not isinstance(found, AsyncRequestLocks):
+    if scope is None:
+        book = current_book()
+        found = book.innermost(AsyncRequestLocks, for_application=True) if book else None
+    else:
+        found = scope.get(SCOPE_KEY)
+        # Checked here, because each request comes by, and few need more.
+        if found is not None and (found.of_rules or found.over):
+            found = found.book.innermost(AsyncRequestLocks, for_application=True) or found
+    if found is None:
         raise ConfigurationError(
             "weblock serves no request here. Call weblock.contrib.fastapi.install(app) once, where you"
             " create the application; if you use LockMiddleware instead, add a rule that matches this"
             " request. Outside a request, use locks.hold(...)."
         )
-    # Checked here, because each request comes by, and few need more.
-    if found.of_rules or found.over:
-        return found.of_application()
     return found

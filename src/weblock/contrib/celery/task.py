@@ -27,7 +27,7 @@ from ..._runtime.clock import part_of
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import CheckedKey, KeyTemplate, signature_of
 from ...sync import Lease, Locks
-from ..kit import LONGEST_LABEL, KeyFunction, LockSpec, RequestLeases, current_book, wanted_by
+from ..kit import LONGEST_LABEL, Book, KeyFunction, LockSpec, RequestLeases, current_book, wanted_by
 
 OnBusy = Literal["wait", "skip", "retry"]
 LockOption = str | KeyFunction | Sequence[str | KeyFunction] | None
@@ -165,9 +165,9 @@ class LockedRun:
 
         @functools.wraps(run)
         def locked(*args: Any, **kwargs: Any) -> Any:
-            outer = current_book()
+            outer = _running()
             # A class may call the ``run`` that it has overridden.
-            inner = isinstance(outer, Running) and outer.task is task and outer.code is not self
+            inner = outer and outer.task is task and outer.code is not self
             if inner or task.lock is None:
                 return run(*args, **kwargs)
             return Running(task, self).run(run, args, kwargs)
@@ -178,12 +178,11 @@ class LockedRun:
 class Running(RequestLeases[Lease]):
     """What one run of a task holds. A run inside another, or inside a request, holds what that one does, too."""
 
-    beside_others = True
     lease: Lease | None = None
 
     def __init__(self, task: LockedTask, code: object) -> None:
-        around: Any = current_book()
-        super().__init__("task", task.name or "", around.of_application() if around else None)
+        # Not the book around it: several tasks may run at once in one request, in threads.
+        super().__init__(Book("task", task.name or "", current_book()))
         self._locks = locks_for(task)
         self.task: Final = task
         self.code: Final = code
@@ -197,7 +196,7 @@ class Running(RequestLeases[Lease]):
         """
         spec = spec_of(self.task)
         keys = keys_of_call(spec, work, args, kwargs)
-        part = part_of.set(self.flow)
+        part = part_of.set(self.book.flow)
         try:
             result = self._work(functools.partial(work, *args, **kwargs), keys, spec.options)
         except BaseException as error:
@@ -243,7 +242,7 @@ class Running(RequestLeases[Lease]):
         options["label"] = f"{options.get('label', locks.label)}{mark}"[-LONGEST_LABEL:]
 
         def runs_already() -> bool:
-            infos = map(locks.inspect, self.missing(locks, keys))
+            infos = map(locks.inspect, self.book.missing(locks, keys))
             return any(each.label.endswith(mark) for info in infos if info for each in info.holders)
 
         try:
@@ -295,13 +294,18 @@ def _tasks_in(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [part for each in kwargs["tasks"] for part in _tasks_in(each)]
 
 
+def _running() -> Running | None:
+    book = current_book()
+    return book.innermost(Running) if book else None
+
+
 def lease_of() -> Lease:
     """Return the lease of the running task.
 
     Raises ``ConfigurationError`` where no task holds a lock.
     """
-    current = current_book()
-    if not isinstance(current, Running) or current.lease is None:
+    current = _running()
+    if current is None or current.lease is None:
         raise ConfigurationError(
             'no task holds a lock here: give the task one, @app.task(lock="invoice:{0}")'
         )

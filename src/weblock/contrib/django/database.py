@@ -170,8 +170,9 @@ def hold_until_end(
     }
     missing: Sequence[CheckedKey] = [key for key in keys if key not in held]
     if request := checked_at_commit.get():
-        request.refuse_upgrades(own, [key for key in missing if request.holds(own, key)], options)
-        missing = request.missing(own, missing)
+        book = request.book
+        book.refuse_upgrades(own, [key for key in missing if book.holds(own, key)], options)
+        missing = book.missing(own, missing)
     if missing:
         token = _ends_with_transaction.set(True)
         try:
@@ -237,7 +238,7 @@ def _commit(connection: Any, commit: Callable[[], None]) -> None:
 def _execute(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001 - Django's
     """Run a statement, unless it would commit unchecked."""
     checked = checked_at_commit.get()
-    if checked is None or not (checked.holds_any or checked.guard):
+    if checked is None or not (checked.book.keys or checked.guard):
         return execute(sql, params, many, context)
     connection = context["connection"]
     text = sql if isinstance(sql, str) else sql.as_string(connection.connection)  # of psycopg
@@ -279,7 +280,7 @@ def _check(connection: Any, checked: ViewLeases | None) -> None:
         for each in until_end(connection):
             each.lease.check()
         if checked:
-            checked.check()
+            checked.book.check()
             if guard := checked.guard:
                 with _unchecked():
                     guard.check_on(connection)
@@ -483,7 +484,7 @@ class LockedReads:
         checked = checked_at_commit.get()
         if not (
             is_locked.get()
-            or (checked and checked.holds_any)
+            or (checked and checked.book.keys)
             or any(map(until_end, connections.all(initialized_only=True)))
         ):
             return None

@@ -41,7 +41,7 @@ from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
 from ..asgi.request import SCOPE_KEY, AsyncRequestLocks
-from ..kit import AHEAD, Patience, RequestLeases, going_on, to_its_end
+from ..kit import AHEAD, Book, Patience, RequestLeases, to_its_end
 from ..kit.guarding import GuardKind
 from ..wsgi.body import in_time, size_of_body
 from ..wsgi.clients import descriptor_of
@@ -72,8 +72,9 @@ class ViewLeases(RequestLeases[BaseLease]):
         else:
             found = request.META.get(ENVIRON_KEY)
         # A layer around Django, such as the LockMiddleware of ASGI or WSGI, may hold something for it.
-        around: Any = going_on(found, RequestLeases) if found else None
-        super().__init__(str(request.method), request.path, around)
+        around: Any = found.book.innermost(RequestLeases) if found else None
+        super().__init__(around.part() if around else Book(str(request.method), request.path))
+        self._around = around
         self.request = request
         self._refused: tuple[ViewLock, ref[WeblockError]] | None = None
         """What could not be acquired last, and why: weakly, for the error's traceback refers to this."""
@@ -97,7 +98,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         Once its view has begun under a lock, it must not be; but it waits for no other lock then.
         """
         self._unwanted = True
-        return self._waiting or not self.holds_any
+        return self._waiting or not self.book.keys
 
     def prove(self, lock: ViewLock) -> None:
         """Notes that what runs under ``lock`` has returned: its work is done, or checked at COMMIT.
@@ -191,15 +192,15 @@ class ViewLeases(RequestLeases[BaseLease]):
         try:
             for lock in of:
                 wanted[lock] = await lock.keys_of(self.request, values, call)
-            if not self.holds_any:
+            if not self.book.keys:
                 await call(_read_body, self.request, of_alias(of[0].alias).body_wait)
             each_of = [(lock, faces[lock.alias], keys) for lock, keys in wanted.items()]
             self._refuse_keys_of_outer(each_of)
-            for lock, face, missing in self.in_turn(each_of):
+            for lock, face, missing in self.book.in_turn(each_of):
                 if self._unwanted:
                     raise asyncio.CancelledError
                 self._waiting = True
-                around: Any = self.within
+                around = self._around
                 hears = isinstance(around, AsyncRequestLocks) and around.loop is running_loop()
                 try:  # Django hears, while the request waits, that its client has left.
                     with around.telling() if hears else nullcontext():
@@ -216,7 +217,7 @@ class ViewLeases(RequestLeases[BaseLease]):
             if settings.asked_by(lock.guard):
                 self._guard(self.lease_of(face, keys), lock, settings)
         self._by_lock.update(wanted)
-        self.check()  # Some may have been lost while we waited for others.
+        self.book.check()  # Some may have been lost while we waited for others.
         if self.guard:
             await call(self.guard.write)
         if len(self.leases) > had and (
@@ -232,7 +233,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         while outer:
             for _, face, keys in wanted:
                 for key in keys:
-                    if not outer.over and outer.holds(face, key):
+                    if not outer.over and outer.book.holds(face, key):
                         raise AlreadyHeld(key)  # It would never become free.
             outer = outer._outer  # noqa: SLF001 - of the same class
 
@@ -252,7 +253,7 @@ class ThreadLeases(ViewLeases):
         """Run ``work``, which may acquire, and release when it has ended, however it ended."""
         loss = None
         mine: list[tuple[ContextVar[Any], object]] = [
-            (part_of, self.flow),
+            (part_of, self.book.flow),
             (checked_at_commit, self),
         ]
         tokens = [(variable, variable.set(value)) for variable, value in mine]
@@ -291,7 +292,7 @@ class TaskLeases(ViewLeases):
         return await to_its_end(in_a_task, loop, may_end=self.leave)
 
     async def _run(self, work: Callable[[], Awaitable[Any]], ended: asyncio.Future[None]) -> Any:
-        part_of.set(self.flow)
+        part_of.set(self.book.flow)
         checked_at_commit.set(self)
         loss = None
         try:

@@ -177,7 +177,7 @@ _unlocked_view: Final[ContextVar[str | None]] = ContextVar("weblock_unlocked_vie
 @contextmanager
 def _inside(request: HttpRequest) -> Iterator[None]:
     held = locks_of_request(request)
-    is_locked = held is not None and held.holds_any
+    is_locked = held is not None and bool(held.book.keys)
     entered = _unlocked_view.set(None if is_locked else _name_of(request))
     try:
         yield

@@ -32,10 +32,9 @@ def interruptible(endpoint: Any) -> Any:
 
     @functools.wraps(endpoint, updated=())
     async def call(*args: Any, **kwargs: Any) -> Any:
-        request, task = current_book(), asyncio.current_task()
-        if request and request.of_rules:
-            request = request.of_application()
-        if task is None or not isinstance(request, AsyncRequestLocks):
+        book, task = current_book(), asyncio.current_task()
+        request = book.innermost(AsyncRequestLocks, for_application=True) if book else None
+        if task is None or request is None:
             return await endpoint(*args, **kwargs)
         if request.lost:  # While a dependency ran, which nothing interrupts.
             request.check_done()

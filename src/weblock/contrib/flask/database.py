@@ -10,7 +10,7 @@ from flask import Flask, has_app_context, has_request_context, request
 
 from ...errors import ConfigurationError
 from ...sync import Lease
-from ..kit import watch_sessions
+from ..kit import Book, watch_sessions
 from ..kit.guarding import DATABASE_GUARD, GuardKind
 from ..wsgi.request import ENVIRON_KEY, RequestLocks
 
@@ -94,10 +94,10 @@ class Database:
         return serve
 
 
-def _held() -> RequestLocks | None:
+def _held() -> Book | None:
     """Return the leases of the running request, which must still be valid when it commits."""
     found: Any = request.environ.get(ENVIRON_KEY) if has_request_context() else None
-    return found if isinstance(found, RequestLocks) and found.holds_any else None
+    return found.book if isinstance(found, RequestLocks) and found.book.keys else None
 
 
 def _guard_new(session: Any) -> None:

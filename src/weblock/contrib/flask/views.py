@@ -110,15 +110,15 @@ def acquire(wanted: Mapping[LockSpec, tuple[CheckedKey, ...]]) -> Lease:
     database, held = installed().database, request_locks(request.environ)
     guarded = [lock for lock in wanted if database.guards(lock.guard)]
     each_of = [(lock, held.locks, keys) for lock, keys in wanted.items()]
-    for lock, _, keys in held.in_turn(each_of) if len(each_of) > 1 else each_of:
-        if held.missing(held.locks, keys):
+    for lock, _, keys in held.book.in_turn(each_of) if len(each_of) > 1 else each_of:
+        if held.book.missing(held.locks, keys):
             database.end_reading()
         lease = held.hold(keys, lock.options)
     for lock in guarded:
         database.guard(held.lease_of(held.locks, wanted[lock]))
     if len(each_of) > 1:
         lease = held.lease_of(held.locks, each_of[0][2])
-        held.check()  # Some may have been lost while we waited for others.
+        held.book.check()  # Some may have been lost while we waited for others.
     return lease
 
 

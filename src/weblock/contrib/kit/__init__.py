@@ -4,9 +4,10 @@ An adapter says in its framework's words *what* to lock, and *when* a request be
 
 1. A decorator, a dependency, a rule and a task each make a ``LockSpec`` of what its user has written, where it
    is written. For a request, ``made_of`` makes the keys: of ``request_values``, and of key functions.
-2. Each request has a book, ``RequestLeases``. ``take`` acquires keys, ``in_turn`` orders the keys of several
-   specs, and ``release`` releases all of them after the request's work was committed. ``to_its_end`` runs a
-   request of an event loop so that what cancels it does not cancel what it does inside its lock.
+2. Each request has a ``Book``, which knows all keys that it holds; ``in_turn`` orders the keys of several specs. Each
+   layer around the application has its ``RequestLeases`` in it: ``take`` acquires keys, and ``release`` releases
+   them after the request's work was committed. ``to_its_end`` runs a request of an event loop so that what cancels
+   it does not cancel what it does inside its lock.
 3. ``Patience`` limits how long a request that locks waits for its body. ``Output`` says when the response may
    be sent, and ``problem_of`` which response an error gets.
 4. ``configured`` and ``opened`` make the locks of an application from its code and its configuration.
@@ -17,9 +18,9 @@ An adapter says in its framework's words *what* to lock, and *when* a request be
 
 from .book import (
     LONGEST_LABEL,
+    Book,
     RequestLeases,
     current_book,
-    going_on,
     to_its_end,
     watch_sessions,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "ENDED_HERE",
     "LONGEST_LABEL",
     "Asked",
+    "Book",
     "ClientGone",
     "FenceLocked",
     "Headers",
@@ -69,7 +71,6 @@ __all__ = [
     "checked",
     "configured",
     "current_book",
-    "going_on",
     "methods_of",
     "name_of",
     "opened",

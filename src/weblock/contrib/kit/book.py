@@ -1,10 +1,27 @@
-"""The leases of one request: the book that every adapter keeps.
+"""What one request holds: one book, in which each layer around its application keeps its own part.
 
-A rule, a decorator and several dependencies may lock for the same request, and the same keys too. A key
-that the request holds already is not acquired again, and everything is released together, when the
-request's work is done.
+A rule, a decorator and several dependencies may lock for the same request, and by different locks::
 
-It is written once, as coroutines, as the core is. An adapter that serves requests in threads drives
+    LockMiddleware  --->  install()  --->  the application
+          |                   |                |
+    RequestLeases       RequestLeases          |            each releases what it has acquired itself
+          |                   |                |
+          +------------------ Book ------------+            keys, sessions, and the flow of control
+
+1. The outermost layer makes the ``Book``. Each layer farther in finds that layer where the framework keeps what
+   belongs to a request (the scope, ``environ``), and shares its book.
+2. A layer acquires by locks of its own (``RequestLeases.take``). A key that the book has already is not acquired
+   again, whichever layer holds it.
+3. A layer releases what it has acquired, when what runs inside of it has ended. Its keys leave the book before
+   another caller can have them.
+4. Code that does not know its request finds the book by ``current_book``, in the context, and the layer by which
+   the application acquires by ``innermost``.
+
+What may run beside others of the same request, such as tasks of Celery that it calls in threads, has a book of its
+own *within* that of the request. It begins with the keys of that one, and those that it acquires are only its own:
+the others have to wait for them.
+
+All is written once, as coroutines, as the core is. An adapter that serves requests in threads drives
 them: on the blocking face they never suspend.
 """
 
@@ -19,7 +36,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import nullcontext
 from contextvars import copy_context
 from itertools import groupby
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
 from weakref import ref
 
@@ -40,7 +57,7 @@ from .spec import LockSpec
 
 L = TypeVar("L", bound=BaseLease)
 T = TypeVar("T")
-B = TypeVar("B", bound="RequestLeases[Any]")
+R = TypeVar("R", bound="RequestLeases[Any]")
 S = TypeVar("S", bound=LockSpec)
 
 BeforeWaiting = Callable[[], Awaitable[object]]
@@ -53,39 +70,23 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_.~/-]*").fullmatch
 """Matches what ``quote`` leaves as it is."""
 
 
-class RequestLeases(Generic[L]):
-    """What one request holds, from its first key until everything is released."""
+class Book:
+    """What one request holds, whichever of its layers has acquired it."""
 
-    over = False
-    """Whether the request has ended: it acquires nothing any more."""
-    waited: float | None = None
-    """Seconds that it has waited for keys; ``None`` if it has asked for none."""
-    while_waiting: Callable[[], object] | None = None
-    """Called now and then while the request waits in a thread; what it raises ends the wait."""
-    beside_others = False
-    """Whether several may run at once within the same: none of them holds what another has acquired."""
-    of_rules = False
-    """Whether a middleware keeps it for its rules, rather than the application for its own locks."""
-
-    def __init__(self, method: str, path: str, within: Self | None = None) -> None:
-        """``within`` is what this is a part of: its keys are not acquired again, nor released here."""
+    def __init__(self, method: str, path: str, within: Book | None = None) -> None:
+        """``within`` is what this is a part of, which may run beside others: it has its keys, too."""
+        self.method: Final = method
+        self.path: Final = path
         self.within: Final = within
-        self.leases: list[L] = []
-        """Those that are released here, in the order in which they were acquired."""
-        self._acquired: Final[list[Acquired]] = []
-        """What releases them."""
-        around: dict[tuple[object, str], L] = within._by_key if within else {}  # noqa: SLF001 - of the same class
-        # Else the same object: each must know which keys the other holds.
-        self._by_key: Final[dict[tuple[object, str], L]] = (
-            around.copy() if self.beside_others else around
-        )
-        self.database: Final[dict[Any, bool]] = within.database if within else {}
-        """Weak references to the sessions that this, and what is around it, has used: see ``sessions``.
+        self.keys: Final[dict[tuple[object, str], BaseLease]] = within.keys.copy() if within else {}
+        """The lease of each key that is held, by its place and its name."""
+        self.sessions: Final[dict[Any, bool]] = within.sessions if within else {}
+        """Weak references to the database's sessions that the request has used: see ``sessions``.
 
         Each with whether it was first used on an event loop.
         """
-        self._method = method
-        self._path = path
+        self.layers: Final[list[ref[RequestLeases[Any]]]] = []
+        """The layers that were opened, from the outermost: weakly, for they keep the book."""
         self.flow: Final = Flow()
         """What ``part_of`` is for all that runs for the request.
 
@@ -96,51 +97,23 @@ class RequestLeases(Generic[L]):
         self.flow.within = within.flow if within else None
         self.flow.book = ref(self)
 
-    async def take(
-        self,
-        locks: Face,
-        keys: Sequence[CheckedKey],
-        options: HoldOptions,
-        before_waiting: BeforeWaiting | None = None,
-    ) -> L:
-        """Return a lease of just these keys, which ``in_order`` gave.
+    def innermost(self, kind: type[R], *, for_application: bool = False) -> R | None:
+        """Return the innermost layer of a kind that has not ended; ``None`` if there is none.
 
-        Those that the request holds are not acquired again; those that it has released, or handed
-        over, are. Raises what ``Locks.acquire`` raises, ``LeaseLost`` for a lease that was lost
-        meanwhile, and ``ConfigurationError`` when the request has ended, for nobody would release.
+        ``for_application``: the one by which the application acquires. That is not the layer of a rule, whose
+        locks may be others, unless there is no other.
         """
-        if self.over:
-            raise self._has_ended()
-        missing = self.missing(locks, keys) if self._by_key else keys
-        if missing:
-            label = ""
-            if "label" not in options:
-                path = self._path  # Most have nothing to encode, and that is seen much faster.
-                if not _PLAIN(path):
-                    path = quote(path, errors="replace")
-                label = f"{locks.label} {self._method} {path}"[:LONGEST_LABEL]
-            caller = Caller(label, self.flow, before_waiting, self.while_waiting)
-            began = time.perf_counter()
-            try:
-                acquired = await acquire(locks, missing, options, caller)
-            finally:  # Also without success: the response says how long it took.
-                self.waited = (self.waited or 0.0) + time.perf_counter() - began
-            if self.over:  # It has ended while it waited.
-                locker, holdings = acquired  # type: ignore[unreachable]
-                await locker.release(holdings)
-                raise self._has_ended()
-            lease = self.new_lease(locks, acquired)
-            self._acquired.append(acquired)
-            self.leases.append(lease)
-            place = place_of(locks)
-            for key in missing:
-                self._by_key[place, key] = lease
-            if len(missing) == len(keys):
-                return lease
-        self.refuse_upgrades(locks, keys, options)
-        lease = self.lease_of(locks, keys)
-        lease.check()
-        return lease
+        found = None
+        book: Book | None = self
+        while book is not None:
+            for known in reversed(book.layers):
+                layer = known()
+                if isinstance(layer, kind) and not layer.over:
+                    if not (for_application and layer.of_rules):
+                        return layer
+                    found = found or layer
+            book = book.within
+        return found
 
     def missing(self, locks: Face, keys: Sequence[CheckedKey]) -> Sequence[CheckedKey]:
         """Return those of the keys that the request does not hold yet."""
@@ -148,7 +121,7 @@ class RequestLeases(Generic[L]):
 
     def holds(self, locks: Face, key: str) -> bool:
         """Return whether the request holds a key, by locks of either face, and has not released it."""
-        lease = self._by_key.get((place_of(locks), key))
+        lease = self.keys.get((place_of(locks), key))
         return lease is not None and not any(
             each.status is Status.RELEASED and unqualified(each.key) == key
             for each in holdings_of(lease)
@@ -160,7 +133,7 @@ class RequestLeases(Generic[L]):
         """Raise ``AlreadyHeld`` if more may hold a key with this request than it asks for now."""
         limit = terms_of(locks, options).limit
         for key in keys:
-            held = self._by_key[place_of(locks), key]
+            held = self.keys[place_of(locks), key]
             if held.limit > limit:
                 raise AlreadyHeld(key, upgrade=True)
 
@@ -187,11 +160,91 @@ class RequestLeases(Generic[L]):
         for (spec, locks, _), group in groupby(sorted(missing), key=missing.__getitem__):
             yield spec, locks, [place[2] for place in group]
 
+    def check(self) -> None:
+        """Raise ``LeaseLost`` if any lease of the request has ended: what is to commit must not."""
+        for lease in tuple(self.keys.values()):  # Another thread may acquire meanwhile.
+            lease.check()
+
+
+class RequestLeases(Generic[L]):
+    """What one layer of a request has acquired, from its first key until everything is released."""
+
+    over = False
+    """Whether the layer has ended: it acquires nothing any more."""
+    of_rules = False
+    """Whether it acquires for the rules of a middleware, and not for the application inside."""
+    waited: float | None = None
+    """Seconds that it has waited for keys; ``None`` if it has asked for none."""
+    while_waiting: Callable[[], object] | None = None
+    """Called now and then while the request waits in a thread; what it raises ends the wait."""
+
+    def __init__(self, book: Book) -> None:
+        self.book: Final = book
+        self.leases: list[L] = []
+        """Those that are released here, in the order in which they were acquired."""
+        self._acquired: Final[list[Acquired]] = []
+        """What releases them."""
+        book.layers.append(ref(self))
+
+    def part(self) -> Book:
+        """Return the book of a layer inside this one: the same, unless it runs beside another that is inside."""
+        book, layers = self.book, self.book.layers
+        while (last := layers[-1]()) is None or last.over:
+            layers.pop()
+        return book if last is self else Book(book.method, book.path, book)
+
+    async def take(
+        self,
+        locks: Face,
+        keys: Sequence[CheckedKey],
+        options: HoldOptions,
+        before_waiting: BeforeWaiting | None = None,
+    ) -> L:
+        """Return a lease of just these keys, which ``in_order`` gave.
+
+        Those that the request holds are not acquired again; those that it has released, or handed
+        over, are. Raises what ``Locks.acquire`` raises, ``LeaseLost`` for a lease that was lost
+        meanwhile, and ``ConfigurationError`` when the layer has ended, for nobody would release.
+        """
+        if self.over:
+            raise self._has_ended()
+        book = self.book
+        missing = book.missing(locks, keys) if book.keys else keys
+        if missing:
+            label = ""
+            if "label" not in options:
+                path = book.path  # Most have nothing to encode, and that is seen much faster.
+                if not _PLAIN(path):
+                    path = quote(path, errors="replace")
+                label = f"{locks.label} {book.method} {path}"[:LONGEST_LABEL]
+            caller = Caller(label, book.flow, before_waiting, self.while_waiting)
+            began = time.perf_counter()
+            try:
+                acquired = await acquire(locks, missing, options, caller)
+            finally:  # Also without success: the response says how long it took.
+                self.waited = (self.waited or 0.0) + time.perf_counter() - began
+            if self.over:  # It has ended while it waited.
+                locker, holdings = acquired  # type: ignore[unreachable]
+                await locker.release(holdings)
+                raise self._has_ended()
+            lease = self.new_lease(locks, acquired)
+            self._acquired.append(acquired)
+            self.leases.append(lease)
+            place = place_of(locks)
+            for key in missing:
+                book.keys[place, key] = lease
+            if len(missing) == len(keys):
+                return lease
+        book.refuse_upgrades(locks, keys, options)
+        lease = self.lease_of(locks, keys)
+        lease.check()
+        return lease
+
     def lease_of(self, locks: Face, keys: Sequence[str]) -> L:
         """Return the lease of just these keys, all of which the request holds, for users of ``locks``."""
         place = place_of(locks)
-        leases = [self._by_key[place, key] for key in keys]
-        first = leases[0]
+        leases: list[Any] = [self.book.keys[place, key] for key in keys]
+        first: L = leases[0]
         if type(first) is self.kind_of_lease(locks) and first.keys == tuple(keys):
             return first
         return self.new_lease(locks, joined(locks, leases, keys))
@@ -204,30 +257,6 @@ class RequestLeases(Generic[L]):
         """Return what was acquired as a lease for users of ``locks``."""
         return kind_of(locks)(*acquired)  # type: ignore[return-value] # Of this kind of locks.
 
-    def unended(self) -> Self:
-        """Return this, or what is around it and has not ended; the outermost if all have ended."""
-        found = self
-        while found.over and found.within:
-            found = found.within
-        return found
-
-    def of_application(self) -> Self:
-        """Return where the application acquires, whose own locks may be others than those of a rule."""
-        innermost = found = self.unended()
-        while found.of_rules and found.within:
-            found = found.within
-        return innermost if found.of_rules else found
-
-    @property
-    def holds_any(self) -> bool:
-        """Whether the request holds anything, here, around this or in a part of it."""
-        return bool(self._by_key)
-
-    def check(self) -> None:
-        """Raise ``LeaseLost`` if any lease of the request has ended: what is to commit must not."""
-        for lease in tuple(self._by_key.values()):  # Another thread may acquire meanwhile.
-            lease.check()
-
     def check_done(self) -> None:
         """Raise ``LeaseLost`` if the request must not report success: see ``check_done``."""
         check_done(self.leases)
@@ -237,8 +266,13 @@ class RequestLeases(Generic[L]):
         if getpid() != process.pid:
             enter_child()
         self.over = True
-        if self.within:  # What is around this holds these no more, before another can have them.
-            self._forget()
+        known = self.book.keys  # Its keys leave the book before another caller can have them.
+        if self.book.layers[0]() is self:
+            known.clear()
+        else:
+            for key, lease in tuple(known.items()):
+                if any(lease is mine for mine in self.leases):
+                    del known[key]
         loss: LeaseLost | None = None
         for locker, holdings in reversed(self._acquired):
             try:
@@ -250,14 +284,7 @@ class RequestLeases(Generic[L]):
                 logger.exception("the lease of %s was not released", keys)
         self._acquired.clear()
         self.leases.clear()
-        if not self.within:
-            self._by_key.clear()
         return loss
-
-    def _forget(self) -> None:
-        for place_and_key, lease in tuple(self._by_key.items()):
-            if any(lease is mine for mine in self.leases):
-                del self._by_key[place_and_key]
 
     def _has_ended(self) -> ConfigurationError:
         return ConfigurationError(
@@ -266,21 +293,13 @@ class RequestLeases(Generic[L]):
         )
 
 
-def going_on(found: object, kind: type[B]) -> B | None:
-    """Return the innermost book that has not ended, beginning with what a request was found to have.
-
-    Return ``None`` if all have ended, or that is no book of the kind.
-    """
-    innermost = found.unended() if isinstance(found, kind) else None
-    return innermost if innermost and not innermost.over else None
-
-
-def current_book() -> RequestLeases[Any] | None:
+def current_book() -> Book | None:
     """Return the innermost book whose work the running code is a part of; ``None`` if all have ended."""
     flow = part_of.get()
     while flow is not None:
-        book: RequestLeases[Any] | None = flow.book()
-        if book is not None and not book.over:
+        book: Book | None = flow.book()
+        outermost = book.layers[0]() if book else None
+        if outermost is not None and not outermost.over:
             return book
         flow = flow.within
     return None

@@ -86,7 +86,7 @@ class LockSpec:
                 found.append(key.fill(values_for(key)))
             else:
                 found += keys_made_by(key, call(key))
-        return in_order(found)
+        return in_order(found) if len(found) > 1 else tuple(found)
 
     def __deepcopy__(self, memo: object) -> Self:
         """Return itself, which never changes: frameworks copy the routes and routers that they are given."""

@@ -111,9 +111,9 @@ async def _acquire(connection: Connection, locks: list[Lock]) -> None:
     request = request_locks(scope)
     keys = {each: each.keys_of(connection) for each in locks}
     wanted = [(each, request.locks, keys[each]) for each in keys]
-    for spec, _, missing in request.in_turn(wanted):
+    for spec, _, missing in request.book.in_turn(wanted):
         await request.hold(missing, spec.options)
-    request.check()  # Some may have been lost while the request waited for others.
+    request.book.check()  # Some may have been lost while the request waited for others.
     scope[LEASE_KEY] = request.lease_of(request.locks, keys[locks[-1]])
 
 

@@ -55,7 +55,7 @@ from ..._face import BaseLease, leaving  # noqa: E402
 from ..._platform.logs import logger  # noqa: E402
 from ..._runtime.internals import running_loop  # noqa: E402
 from ...errors import ConfigurationError  # noqa: E402
-from ..kit.book import RequestLeases, current_book  # noqa: E402
+from ..kit.book import Book, current_book  # noqa: E402
 from ..kit.guarding import Kind, kind_of  # noqa: E402
 
 _KEEPS: Final = re.compile(
@@ -151,7 +151,7 @@ def leave_as_read(ended: Iterable[tuple[Session, Loaded]]) -> None:
                 set_committed_value(each, name, values[name])
 
 
-async def end_all_reading(book: RequestLeases[Any]) -> list[tuple[Session, Loaded]]:
+async def end_all_reading(book: Book) -> list[tuple[Session, Loaded]]:
     """End what a request has read so far: see ``end_reading``. Return what is to be read again."""
     return [await end_reading_of(session) for session in sessions_of(book)]
 
@@ -183,7 +183,7 @@ async def _run(work: Callable[..., Any], session: Session, *given: object) -> An
     if owner := _async_session(session):
         return await owner.run_sync(work, *given)
     book = current_book()
-    if book and book.database.get(weakref.ref(session)):
+    if book and book.sessions.get(weakref.ref(session)):
         return work(session, *given)
     if anyio := sys.modules.get("anyio"):  # It has been imported if a thread of its pool read.
         without_limit = anyio.CapacityLimiter(math.inf)
@@ -191,13 +191,13 @@ async def _run(work: Callable[..., Any], session: Session, *given: object) -> An
     return await asyncio.to_thread(work, session, *given)
 
 
-def sessions_of(book: RequestLeases[Any]) -> list[Session]:
+def sessions_of(book: Book) -> list[Session]:
     """Return the sessions that a request has used.
 
     Warn of connections without a session, which nothing can read again.
     """
     found: list[Session] = []
-    for known in list(book.database):
+    for known in list(book.sessions):
         used = known()
         if isinstance(used, Session):
             found.append(used)
@@ -220,7 +220,7 @@ def _register(used: Session | Connection) -> None:
     """Record that the running request has used a session, or a connection by itself."""
     if (book := current_book()) is not None:
         on_loop = running_loop() is not None
-        book.database.setdefault(weakref.ref(used, book.database.pop), on_loop)
+        book.sessions.setdefault(weakref.ref(used, book.sessions.pop), on_loop)
 
 
 def _began(session: Session, _transaction: object, connection: Connection) -> None:
@@ -228,7 +228,7 @@ def _began(session: Session, _transaction: object, connection: Connection) -> No
     if transaction is not None and _on.get(connection) is not transaction:  # Not a savepoint.
         transaction.connections.append(weakref.ref(connection))
         _on[connection] = transaction
-        if (book := current_book()) is not None and book.holds_any:
+        if (book := current_book()) is not None and book.keys:
             _look_for_replica(session)
 
 
@@ -251,7 +251,7 @@ def _sent(connection: Connection, _cursor: object, statement: str, *_more: objec
 
 
 def _attached(_session: Session, instance: object) -> None:
-    if (book := current_book()) is not None and book.holds_any:
+    if (book := current_book()) is not None and book.keys:
         _warn_once(
             "an object of %s, which is detached from the session that loaded it, was added to a session"
             " inside a lock. If it was loaded before the lock, it is outdated: load it inside the lock, by"
@@ -274,7 +274,7 @@ def _has_effect(statement: str) -> bool:
 def _leaving(lease: BaseLease) -> None:
     """Warn if a request's code releases a lock before the COMMIT of the request's session."""
     book = current_book()
-    for known in list(book.database if book else ()):
+    for known in list(book.sessions if book else ()):
         session = known()
         if not isinstance(session, Session):
             continue
@@ -376,7 +376,7 @@ def _look_for_replica(session: Session) -> None:
 def _flushed(session: Session, _context: object) -> None:
     """Note where a session writes: a ``get_bind`` may decide by whether the session is flushing."""
     transaction, book = _open.get(session), current_book()
-    if transaction and book and book.holds_any and _routes(session):
+    if transaction and book and book.keys and _routes(session):
         for each in (*session.new, *session.dirty, *session.deleted):
             mapper = inspect(each).mapper
             transaction.flushed = mapper, _engine_of(session, mapper=mapper)

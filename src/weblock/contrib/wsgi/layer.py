@@ -19,7 +19,7 @@ from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
 from ...errors import LeaseLost
 from ...sync import Locks
-from ..kit import BODY_WAIT, Problem, answers, going_on, seconds_or_none, watch_sessions
+from ..kit import BODY_WAIT, Problem, answers, seconds_or_none, watch_sessions
 from .outbox import Outbox
 from .request import ENVIRON_KEY, RequestLocks
 
@@ -84,7 +84,8 @@ class RequestLayer:
         """Let ``app`` serve one request, and release what it has acquired."""
         outer = environ.get(ENVIRON_KEY)
         if outer is not None:
-            outer = going_on(outer, RequestLocks)
+            if outer.over:
+                outer = outer.book.innermost(RequestLocks)
             if outer and outer.locks is self._locks:
                 environ[ENVIRON_KEY] = outer
                 # A layer farther out, on the same locks, releases.
@@ -138,7 +139,7 @@ class Work:
         In that case, and if the application raises, everything is released.
         """
         goes_on, request = False, self._request
-        token = part_of.set(request.flow)
+        token = part_of.set(request.book.flow)
         try:
             body = self._body = app(environ, self._outbox.start_response)
             if not request.leases:
@@ -173,7 +174,7 @@ class Work:
     def __next__(self) -> bytes:
         if held := self._outbox.take():
             return b"".join(held)
-        token = part_of.set(self._request.flow)
+        token = part_of.set(self._request.book.flow)
         try:
             part = next(self._parts)
         finally:
@@ -183,7 +184,7 @@ class Work:
 
     def close(self) -> None:
         """Release what the request holds, when the server has sent the response or given up."""
-        token = part_of.set(self._request.flow)
+        token = part_of.set(self._request.book.flow)
         try:
             if loss := self._end():
                 logger.error(SENT_TOO_EARLY, loss)

@@ -16,7 +16,7 @@ from ..._runtime.blocking import drive
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease, Locks
-from ..kit import BODY_WAIT, Headers, RequestLeases, current_book
+from ..kit import BODY_WAIT, Book, Headers, RequestLeases, current_book
 from .body import Body, size_of_body
 from .clients import watch
 
@@ -40,7 +40,9 @@ class RequestLocks(RequestLeases[Lease]):
         body_wait: float | None = BODY_WAIT,
     ) -> None:
         # Not environ itself, which has us: that cycle would be left to the garbage collector.
-        super().__init__(environ["REQUEST_METHOD"], path_of(environ), within)
+        super().__init__(
+            within.part() if within else Book(environ["REQUEST_METHOD"], path_of(environ))
+        )
         self.locks = locks
         self.while_waiting = watch(environ)
         self._body: Body | None = None
@@ -58,10 +60,10 @@ class RequestLocks(RequestLeases[Lease]):
 
     def hold(self, keys: Sequence[CheckedKey], options: HoldOptions) -> Lease:
         """Acquire keys that ``in_order`` returned; for adapters. See ``acquire``."""
-        if self.database and self.missing(self.locks, keys):
+        if self.book.sessions and self.book.missing(self.locks, keys):
             from ..sqlalchemy.sessions import end_reading, sessions_of
 
-            for session in sessions_of(self):
+            for session in sessions_of(self.book):
                 end_reading(session)
         if self._body:
             self._body.read_ahead()
@@ -79,16 +81,20 @@ def request_locks(environ: WSGIEnvironment | None = None) -> RequestLocks:
     Raises ``ConfigurationError`` outside a request, if weblock is not installed in the application, or
     if no rule of its ``LockMiddleware`` matches the request.
     """
-    found = current_book() if environ is None else environ.get(ENVIRON_KEY)
-    if not isinstance(found, RequestLocks):
+    if environ is None:
+        book = current_book()
+        found = book.innermost(RequestLocks, for_application=True) if book else None
+    else:
+        found = environ.get(ENVIRON_KEY)
+        # Checked here, because each request comes by, and few need more.
+        if found is not None and (found.of_rules or found.over):
+            found = found.book.innermost(RequestLocks, for_application=True) or found
+    if found is None:
         raise ConfigurationError(
             "weblock serves no request here. In Flask, call weblock.contrib.flask.WebLock(app) where you"
             " create the application; with a LockMiddleware, add a rule that matches this request."
             " Outside a request, use locks.hold(...)."
         )
-    # Checked here, because each request comes by, and few need more.
-    if found.of_rules or found.over:
-        return found.of_application()
     return found
 
 
