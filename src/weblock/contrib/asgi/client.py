@@ -76,7 +76,7 @@ class Inbox:
         self._receive = receive
         self._kind = scope["type"]
         self._http_version = scope.get("http_version", "1.1")
-        self._headers = scope["headers"]
+        self._headers = scope.get("headers", ())
         self.body_wait = body_wait if self._kind == "http" else None
         """How long to wait for a part of the body: see ``Patience``."""
         self._ahead: deque[Message] = deque()

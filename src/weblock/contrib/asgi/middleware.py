@@ -112,4 +112,8 @@ class LockMiddleware(RuleMiddleware[App]):
 
 def _header(scope: Scope, wanted: str) -> list[str]:
     name = wanted.encode()
-    return [value.decode("latin-1") for given, value in scope["headers"] if given.lower() == name]
+    return [
+        value.decode("latin-1")
+        for given, value in scope.get("headers", ())
+        if given.lower() == name
+    ]
