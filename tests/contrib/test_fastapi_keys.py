@@ -506,9 +506,9 @@ class TestFunctions:
                 app.dependency_overrides[accounts] = lambda: "account:1"
                 assert (await client.post("/b", json={"source": 2, "target": 1})).status_code == 200
 
-    @pytest.mark.parametrize("made", [None, 7, [], ["a", 7], b"key"])
+    @pytest.mark.parametrize("made", [7, ["a", None], ["a", 7], b"key"])
     async def test_what_is_no_key_is_an_error_of_the_application(self, app, made):
-        """A function that gives no string raises, naming itself and what it gave."""
+        """A function that returns no string raises, naming itself and what it returned."""
 
         def cart_key():
             return made
@@ -517,7 +517,7 @@ class TestFunctions:
         async def change() -> None:
             pytest.fail("the handler ran")
 
-        with pytest.raises(ConfigurationError, match=r"cart_key gave .*: a key is a string"):
+        with pytest.raises(ConfigurationError, match=r"cart_key returned .*: a key is a string"):
             await Exchange().served_by(app)
 
     async def test_an_empty_string_is_a_problem_of_the_client(self, app):

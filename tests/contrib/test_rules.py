@@ -202,11 +202,25 @@ class TestKeys:
         with pytest.raises(InvalidKey):
             locked(SHOP, "GET", path)
 
+    def test_a_function_is_given_what_it_names(self):
+        """Path parameters as the rule converts them, and the scope or environ; ``None`` locks nothing."""
+        rules = RuleSet(
+            [Rule("/items/{item:int}", key=lambda item, scope: scope and f"{item}:{scope}")]
+        )
+        found = rules.find("POST", "/items/07")
+        given = {"query": "", "headers": lambda _name: []}
+        assert found.keys(**given, scope="a") == ("7:a",)
+        assert found.keys(**given, scope=None) == ()
+
     def test_a_group_that_took_no_part_makes_no_key(self):
         """A key that cannot be filled in is an error, never a key of less."""
         rules = [Rule(re.compile("/items(?:/(?P<item>[^/]+))?"), key="item:{item}")]
         with pytest.raises(InvalidKey):
             locked(rules, "GET", "/items")
+
+
+async def _of_item(item):
+    return item
 
 
 class TestRefusals:
@@ -255,6 +269,8 @@ class TestRefusals:
             ({"key": "{body.shop}"}, "one of path, query, header"),
             ({"key": "{item"}, "unmatched brace"),
             ({"key": 7}, "key=7 must be a template"),
+            ({"key": lambda shop: shop}, "cannot be called for /items/{item}: missing .*'shop'"),
+            ({"key": _of_item}, "_of_item is async"),
             ({"key": "x", "methods": "POST"}, "must be a list"),
             ({"key": "x", "methods": 7}, "must be a list"),
             ({"key": "x", "methods": []}, "is empty"),

@@ -6,6 +6,7 @@ Each application has the same routes, all of them for POST:
   applications of the framework commit. It knows integers only.
 - ``/threads/7`` does the same, in a thread of a pool where the framework has one.
 - ``/names/NAME`` holds ``name:NAME``, and ``/pairs/1/2`` holds ``item:1`` and ``item:2``.
+- ``/some/7`` holds ``item:7`` by a key function, which returns ``None`` for ``/some/0``. It gives ``handle`` no lease.
 - ``/again/7`` acquires ``item:7`` once more, for the request, inside its lock.
 - ``/streams/7`` sends what ``parts`` yields.
 - ``/orders/7`` reads the orders, calls ``handle``, and adds one to the database, which is the referee. It
@@ -35,6 +36,11 @@ from weblock import AsyncLocks, Locks
 
 def nothing(*_: object) -> None:
     """Does nothing."""
+
+
+def some(item_id: int) -> str | None:
+    """Make the key of ``/some/7``."""
+    return f"item:{item_id}" if item_id else None
 
 
 @dataclass

@@ -29,6 +29,7 @@ STALE = 'The COMMIT of a stale holder fails with `guard="database"`'
 FRESH = "Rows that were read before the lock are read again"
 SEVERAL = "Several keys are held together, and requests for them do not deadlock"
 HELD_ALREADY = "A key that the request holds already is not waited for"
+DECLINED = "A key function that returns `None` locks nothing"
 BUSY = "A busy key is answered with 409, or fails with `LockTimeout`"
 TIMING = "The response says how long the request waited"
 DOWN = "An engine that is down is answered with 503, or fails with `EngineUnavailable`"
@@ -50,6 +51,7 @@ PROMISES = {
     FRESH: 16,
     SEVERAL: 6,
     HELD_ALREADY: 6,
+    DECLINED: 6,
     BUSY: 6,
     DOWN: 6,
     TIMING: 17,

@@ -10,7 +10,7 @@ from tests.servers.single import free_port
 from weblock import Locks
 
 from .driver import Driver
-from .promises import BAD_KEY, BUSY, DOWN, HELD_ALREADY, SEVERAL, SPELLINGS, TIMING, shows
+from .promises import BAD_KEY, BUSY, DECLINED, DOWN, HELD_ALREADY, SEVERAL, SPELLINGS, TIMING, shows
 from .test_requests import is_held
 
 Serve = Callable[..., Driver]
@@ -85,6 +85,19 @@ def test_a_key_that_the_request_holds_is_not_waited_for(serve: Serve, probe: Loc
     response = serve().send("/again/7").response
     assert (response.status, b"True" in response.body) == (200, True)
     assert not is_held(probe)
+
+
+@shows(DECLINED)
+def test_a_key_function_can_decline(serve: Serve, probe: Locks) -> None:
+    """While others have the key, one request is refused, and another runs without a lease."""
+    given: list[object] = []
+    server = serve(handle=given.append, wait=0)
+    with probe.hold("item:7"):
+        assert server.send("/some/7").response.status == 409
+        assert server.send("/some/0").response.status == 200
+        assert [info.key for info in probe.list()] == ["item:7"]
+    assert server.send("/some/7").response.status == 200
+    assert given == [None, None] or given[1].key == "item:7"  # type: ignore[attr-defined]
 
 
 @shows(BUSY)

@@ -94,6 +94,7 @@ def rule(settings: Any, url: str) -> Any:
             "/other?c=red",
             "all color:red",
         ),
+        ([{"route": "other", "key": lambda _request: "all"}], "/other?c=red", "all"),
         ([{"route": "other", "key": ["all", "color:{query.c}"]}], "/other?c=red", "all color:red"),
         ([{"view": "shop:item", "key": ["all", "shop:{shop}"]}], "/shops/1/items/7", "shop:1 all"),
     ],

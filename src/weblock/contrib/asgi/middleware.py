@@ -104,9 +104,11 @@ class LockMiddleware(RuleMiddleware[App]):
         keys = found.keys(
             query=scope.get("query_string", b"").decode("latin-1"),
             headers=functools.partial(_header, scope),
+            scope=scope,
         )
         of_rules: AsyncRequestLocks = scope[SCOPE_KEY]  # The layer has put it there.
-        await of_rules.hold(keys, found.rule.lock.options)
+        if keys:
+            await of_rules.hold(keys, found.rule.lock.options)
         await self.app(scope, receive, send)
 
 

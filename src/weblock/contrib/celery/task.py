@@ -213,6 +213,8 @@ class Running(RequestLeases[Lease]):
     def _work(
         self, work: Callable[[], Any], keys: Sequence[CheckedKey], options: HoldOptions
     ) -> Any:
+        if not keys:  # Its functions have made none.
+            return work()
         try:
             self.lease = self._acquire(keys, options)
         except LockTimeout as busy:

@@ -173,8 +173,8 @@ def lock(
 
     Args:
         *keys: Templates, into which the arguments of the view are filled, and ``{query.name}``,
-            ``{header.name}`` and ``{cookie.name}``; or functions of the request that return a key. Several keys are held
-            together, all or none.
+            ``{header.name}`` and ``{cookie.name}``; or functions of the request that return a key, or ``None`` to lock nothing.
+            Several keys are held together, all or none.
         alias: Which entry of ``WEBLOCK`` to use.
         busy_view: Returns the response to a request that does not get the lock in time. For another
             busy key, which the view has tried to acquire by itself, the alias's ``BUSY_VIEW`` does.

@@ -129,7 +129,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         return replace(inner_first[0], busy_view=None) if inner_first else None
 
     def show(self, lock: ViewLock, *, to_task: bool) -> None:
-        """Puts the lease of ``lock`` where the view finds it: ``request.weblock``.
+        """Puts the lease of ``lock`` where the view finds it: ``request.weblock``, ``None`` without a key.
 
         A view may be of the other world than the chain of middleware that acquired for it.
         """
@@ -137,7 +137,8 @@ class ViewLeases(RequestLeases[BaseLease]):
             return
         self._shown = lock, to_task
         face: Face = async_locks[lock.alias] if to_task else locks[lock.alias]
-        self.request.weblock = self.lease_of(face, self._by_lock[lock])  # type: ignore[attr-defined]
+        keys = self._by_lock[lock]
+        self.request.weblock = self.lease_of(face, keys) if keys else None  # type: ignore[attr-defined]
 
     def answered(self, response: Any, loss: LeaseLost | None) -> Any:
         """Return the response, or another one if the lock was lost before it was made."""
@@ -187,13 +188,12 @@ class ViewLeases(RequestLeases[BaseLease]):
         ``PermissionDenied`` if a row is gone.
         """
         call, faces, had = self.call, self.faces, len(self.leases)
-        await call(prepare_connections, self.request)
         wanted: dict[ViewLock, tuple[CheckedKey, ...]] = {}
         try:
             for lock in of:
                 wanted[lock] = await lock.keys_of(self.request, values, call)
-            if not self.book.keys:
-                await call(_read_body, self.request, of_alias(of[0].alias).body_wait)
+            if any(wanted.values()):
+                await self._prepare(of[0].alias)
             each_of = [(lock, faces[lock.alias], keys) for lock, keys in wanted.items()]
             self._refuse_keys_of_outer(each_of)
             for lock, face, missing in self.book.in_turn(each_of):
@@ -214,7 +214,7 @@ class ViewLeases(RequestLeases[BaseLease]):
             raise
         for lock, face, keys in each_of:  # Also of keys that were held already, unguarded.
             settings = of_alias(lock.alias).guard
-            if settings.asked_by(lock.guard):
+            if keys and settings.asked_by(lock.guard):
                 self._guard(self.lease_of(face, keys), lock, settings)
         self._by_lock.update(wanted)
         self.book.check()  # Some may have been lost while we waited for others.
@@ -224,6 +224,12 @@ class ViewLeases(RequestLeases[BaseLease]):
             rows := kept_rows((*vars(self.request).values(), *values.values(), *given))
         ):
             await call(read_again, rows)
+
+    async def _prepare(self, alias: str) -> None:
+        """Do what comes before the first key: look at the connections, and read the body."""
+        await self.call(prepare_connections, self.request)
+        if not self.book.keys:
+            await self.call(_read_body, self.request, of_alias(alias).body_wait)
 
     def _refuse_keys_of_outer(
         self, wanted: Sequence[tuple[ViewLock, Face, Sequence[CheckedKey]]]

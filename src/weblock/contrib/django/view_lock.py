@@ -31,9 +31,9 @@ from ..kit import LockSpec, methods_of, name_of, request_values
 DEFAULT: Final = "default"
 """The alias of locks that name none."""
 
-Keys = str | Iterable[str]
+Keys = str | Iterable[str] | None
 KeyFunction = Callable[[HttpRequest], Keys | Awaitable[Keys]]
-"""Makes a key, or several, from a request. It may be a coroutine function."""
+"""Makes a key, or several, from a request, or ``None`` to lock nothing. It may be a coroutine function."""
 
 BusyView = Callable[[HttpRequest, LockTimeout], HttpResponse | Awaitable[HttpResponse]]
 """Responds to a request that did not get its lock. It may be a coroutine function."""

@@ -78,8 +78,8 @@ class LockDependency(DependencySpec, params.Depends):
 
     async def __call__(
         self, *, connection: HTTPConnection, background: BackgroundTasks, **made: object
-    ) -> RequestLease:
-        """Return the lease, when it is this request's turn."""
+    ) -> RequestLease | None:
+        """Return the lease, when it is this request's turn; ``None`` if its functions made no key."""
         scope, of_functions = connection.scope, iter(made.values())
         if overrides := getattr(scope.get("app"), "dependency_overrides", None):
             for other, override in overrides.items():
@@ -95,6 +95,8 @@ class LockDependency(DependencySpec, params.Depends):
             functools.partial(values_for, connection=connection, known=known),
             lambda _: next(of_functions),
         )
+        if not keys:
+            return None
         lease = await request.hold(keys, self.options)
         if self.on_lost == "cancel":
             task = asyncio.current_task(request.loop)
@@ -154,7 +156,8 @@ def lock(
         *keys: Templates, which are filled in from the request: ``"cart:{cart_id}"`` and
             ``{path.cart_id}`` from path parameters, ``{query.x}``, ``{header.x}`` and ``{cookie.x}`` from these. Or
             functions, which are dependencies and return a key or several. All keys are held
-            together, all or none.
+            together, all or none. If functions return ``None`` and there is no other key, nothing is
+            locked, and the lease is ``None``.
         on_lost: ``"cancel"`` cancels an ``async def`` endpoint when its lease is lost;
             ``"continue"`` lets it run, and it finds out at ``lease.check()``, as a ``def``
             endpoint does, or when it responds.

@@ -39,7 +39,7 @@ def guarded(
     async def dependency(*, session: Any, **leases: Any) -> Any:
         # The fence is written first: what authentication has read with this session is read after it.
         ended = await end_reading_of(session)
-        for lease in leases.values():
+        for lease in filter(None, leases.values()):
             guard(session, lease, fence=True, wait=wait)
         await read_all_again([ended])
         return session

@@ -141,8 +141,9 @@ class WebLock:
 
         Args:
             *keys: Templates, into which the arguments of the view are filled, and ``{query.name}``,
-                ``{header.name}`` and ``{cookie.name}``; or functions that return a key or several. A function is called with
-                those arguments of the view that it names. Several keys are held together, all or none.
+                ``{header.name}`` and ``{cookie.name}``; or functions that return a key or several, or ``None`` to lock nothing. A
+                function is called with those arguments of the view that it names. Several keys are held
+                together, all or none.
             guard: ``"database"``: the database refuses the commits of ``db.session`` once another holder
                 has followed. ``"lease"``: only the lease is checked. By default, as ``WEBLOCK_GUARD``
                 says. A key that several locks of a request name is guarded if one of them says so.
@@ -181,7 +182,9 @@ class WebLock:
                 f"acquire{keys!r:.80} needs at least one key and a running request. Outside a request,"
                 " use locks.locks.hold(...)."
             )
-        return acquire({LockSpec.of([lambda: keys], options, guard): in_order(keys)})
+        lease = acquire({LockSpec.of([lambda: keys], options, guard): in_order(keys)})
+        assert lease is not None
+        return lease
 
 
 def _answers(app: Flask, rewrite: Rewrite | None) -> Answer:

@@ -101,23 +101,27 @@ def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str,
     return request_values(template, path=values, query=query, headers=headers)
 
 
-def acquire(wanted: Mapping[LockSpec, tuple[CheckedKey, ...]]) -> Lease:
-    """Acquire what the request does not hold yet of these locks; return the lease of the first.
+def acquire(wanted: Mapping[LockSpec, tuple[CheckedKey, ...]]) -> Lease | None:
+    """Acquire what the request does not hold yet of these locks; return the lease of the first, if it has keys.
 
     All keys are acquired in one order: requests that lock the same keys by several decorators would
     otherwise wait for one another.
     """
     database, held = installed().database, request_locks(request.environ)
-    guarded = [lock for lock in wanted if database.guards(lock.guard)]
+    guarded = [lock for lock, keys in wanted.items() if keys and database.guards(lock.guard)]
     each_of = [(lock, held.locks, keys) for lock, keys in wanted.items()]
+    lease = None
     for lock, _, keys in held.book.in_turn(each_of) if len(each_of) > 1 else each_of:
+        if not keys:
+            break
         if held.book.missing(held.locks, keys):
             database.end_reading()
         lease = held.hold(keys, lock.options)
     for lock in guarded:
         database.guard(held.lease_of(held.locks, wanted[lock]))
     if len(each_of) > 1:
-        lease = held.lease_of(held.locks, each_of[0][2])
+        first = each_of[0][2]
+        lease = held.lease_of(held.locks, first) if first else None
         held.book.check()  # Some may have been lost while we waited for others.
     return lease
 
@@ -125,7 +129,7 @@ def acquire(wanted: Mapping[LockSpec, tuple[CheckedKey, ...]]) -> Lease:
 def lease_of() -> Lease:
     """Return the lease of the decorator that stands nearest to the running view.
 
-    Raises ``ConfigurationError`` where no lock is held.
+    Raises ``ConfigurationError`` where no lock is held, also because its key function returned ``None``.
     """
     lease = request.environ.get(LEASE_KEY)
     if not isinstance(lease, Lease):

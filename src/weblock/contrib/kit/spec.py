@@ -15,7 +15,7 @@ from ...keys import CheckedKey, KeyTemplate, Source, check_key, in_order, signat
 from .guarding import GuardKind, refuse_guard
 
 KeyFunction = Callable[..., Any]
-"""A function of an application that returns a key, or several."""
+"""A function of an application that returns a key, or several; ``None`` or an empty list to lock nothing."""
 
 Headers = Callable[[str], Sequence[str]]
 """Returns the values of a header by its lower-case name: several, if sent several times."""
@@ -76,6 +76,7 @@ class LockSpec:
     ) -> tuple[CheckedKey, ...]:
         """Return the keys of one request, in the order in which every caller acquires them.
 
+        There is none if all its keys are made by functions, and none of these has returned one.
         ``values_for`` returns what the request has for a template, and ``call`` what a key function
         returns for it. Raises ``InvalidKey`` for a key that cannot be made, and ``ConfigurationError``
         for a function that returned something else than strings.
@@ -198,16 +199,18 @@ def wanted_by(
 def keys_made_by(function: Callable[..., object], made: object) -> list[CheckedKey]:
     """Return the keys that the application's key function has made from a request.
 
-    Raises ``ConfigurationError`` if it returned nothing, or something other than strings, and
-    ``InvalidKey`` for a string that cannot be locked.
+    ``None`` and an empty list are no keys: there is nothing to lock. Raises ``ConfigurationError`` if it
+    returned something other than strings, and ``InvalidKey`` for a string that cannot be locked.
     """
+    if made is None:
+        return []
     given = [made] if isinstance(made, str) or not isinstance(made, Iterable) else list(made)
     texts = [key for key in given if isinstance(key, str)]
     keys = [check_key(key) for key in texts]
-    if not given or len(keys) < len(given):
+    if len(keys) < len(given):
         raise ConfigurationError(
-            f"key function {name_of(function)} gave {made!r:.80}: a key"
-            " is a string; several are a list of strings"
+            f"key function {name_of(function)} returned {made!r:.80}: a key is a string, several are a"
+            " list of strings, and None locks nothing"
         )
     warn_of_templates([key for key in texts if "{" in key])
     return keys

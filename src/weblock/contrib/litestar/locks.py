@@ -69,9 +69,9 @@ def lock(*keys: str | KeyFunction, **options: Unpack[HoldOptions]) -> Lock:
 
     Args:
         *keys: Templates, which are filled in from the request: ``"cart:{cart_id}"`` from the path
-            parameters, as the route converts them, ``{query.x}``, ``{header.x}`` and ``{cookie.x}`` from these. Or functions
-            that take the connection, do not block, and return a key or several. All keys are held
-            together, all or none.
+            parameters, as the route converts them, ``{query.x}``, ``{header.x}`` and ``{cookie.x}`` from these. Or
+            functions that take the connection, do not block, and return a key or several, or ``None`` to lock
+            nothing. All keys are held together, all or none.
         **options: Override those of the application's locks: see ``HoldOptions``.
 
     Raises:
@@ -90,7 +90,7 @@ def lock(*keys: str | KeyFunction, **options: Unpack[HoldOptions]) -> Lock:
 def lease_of(connection: Connection) -> RequestLease:
     """Return the lease of the lock that is nearest to the running handler.
 
-    Raises ``ConfigurationError`` where no lock is held.
+    Raises ``ConfigurationError`` where no lock is held, also because its key function returned ``None``.
     """
     lease = connection.scope.get(LEASE_KEY)
     if not isinstance(lease, RequestLease):
@@ -114,7 +114,8 @@ async def _acquire(connection: Connection, locks: list[Lock]) -> None:
     for spec, _, missing in request.book.in_turn(wanted):
         await request.hold(missing, spec.options)
     request.book.check()  # Some may have been lost while the request waited for others.
-    scope[LEASE_KEY] = request.lease_of(request.locks, keys[locks[-1]])
+    if nearest := keys[locks[-1]]:
+        scope[LEASE_KEY] = request.lease_of(request.locks, nearest)
 
 
 def _values_of(connection: Connection, template: KeyTemplate) -> Mapping[str, object]:

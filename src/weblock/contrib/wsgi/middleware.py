@@ -86,9 +86,10 @@ class LockMiddleware(RuleMiddleware[WSGIApplication]):
     ) -> Iterable[bytes]:
         if isinstance(found, StrangePath):
             raise found  # The layer answers it.
-        keys = found.keys(query=query_of(environ), headers=headers_of(environ))
+        keys = found.keys(query=query_of(environ), headers=headers_of(environ), environ=environ)
         of_rules: RequestLocks = environ[ENVIRON_KEY]  # The layer has put it there.
-        of_rules.hold(keys, found.rule.lock.options)
+        if keys:
+            of_rules.hold(keys, found.rule.lock.options)
         return self.app(environ, start_response)
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.contrib.contract.driver import OverAsgi
+from tests.contrib.contract.driver import OverAsgi, some
 from tests.contrib.contract.promises import FRESH, ROLLED_BACK, STALE
 from weblock.contrib.asgi import LockMiddleware, request_locks
 
@@ -18,12 +18,13 @@ NO_DATABASE = (
     "The middleware knows no database: the application guards its own sessions"
     " ([`guard(session, lease)`](guard.md#sqlalchemy))"
 )
-RULES = {
+RULES: dict[str, Any] = {
     "/items/{item_id:int}": "item:{item_id}",
     "/threads/{item_id:int}": "item:{item_id}",
     "/again/{item_id:int}": "item:{item_id}",
     "/streams/{item_id:int}": "item:{item_id}",
     "/names/{name}": "name:{name}",
+    "/some/{item_id:int}": some,
     "/pairs/{a:int}/{b:int}": ["item:{a}", "item:{b}"],
 }
 
@@ -37,6 +38,7 @@ class Driver(OverAsgi):
 
     def application(self) -> Any:
         serve = {"/streams/{item_id:int}": self._stream, "/again/{item_id:int}": self._again}
+        serve["/some/{item_id:int}"] = self._some
         routes = [Route(path, serve.get(path, self._serve), methods=["POST"]) for path in RULES]
         app = Starlette(routes=routes)
 
@@ -54,6 +56,10 @@ class Driver(OverAsgi):
         lease = await request_locks(request.scope).acquire(*keys) if keys else None
         await asyncio.to_thread(self.site.handle, lease)
         request.scope["handled"] = True
+        return PlainTextResponse("done")
+
+    async def _some(self, _request: Request) -> Response:
+        self.site.handle(None)
         return PlainTextResponse("done")
 
     async def _again(self, request: Request) -> Response:

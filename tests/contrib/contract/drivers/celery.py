@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from celery import Celery
 
-from tests.contrib.contract.driver import Call, Response
+from tests.contrib.contract.driver import Call, Response, some
 from tests.contrib.contract.driver import Driver as Base
 from tests.contrib.contract.promises import (
     FRESH,
@@ -63,6 +63,12 @@ class Driver(Base):
         }
         for name, key in keys.items():
             app.task(name=name, lock=key, shared=False)(work)
+
+        @app.task(name="some", lock=lambda item_id: some(int(item_id)), shared=False)
+        def of_some(item_id: str) -> str:
+            site.handle(None)
+            return "done"
+
         app.finalize()  # As a worker does: tasks that several threads finalize at once are not ready.
         return self
 

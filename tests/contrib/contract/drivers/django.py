@@ -23,7 +23,7 @@ from django.test import override_settings  # noqa: E402
 from django.urls import path  # noqa: E402
 from django.utils.decorators import sync_and_async_middleware  # noqa: E402
 
-from tests.contrib.contract.driver import Driver, OverAsgi, OverWsgi  # noqa: E402
+from tests.contrib.contract.driver import Driver, OverAsgi, OverWsgi, some  # noqa: E402
 from tests.contrib.contract.promises import LEAVES_QUEUE, STREAM, THREADS  # noqa: E402
 from weblock.contrib.django import async_locks, lock, locks, request_locks  # noqa: E402
 from weblock.contrib.django.models import Fence  # noqa: E402
@@ -31,7 +31,8 @@ from weblock.contrib.django.models import Fence  # noqa: E402
 from .wsgi import OWN_THREAD  # noqa: E402
 
 LITE = "lite"
-PATHS = {
+PATHS: dict[str, list[Any]] = {
+    "some/<int:item_id>": [lambda request: some(**request.resolver_match.kwargs)],
     "items/<int:item_id>": ["item:{item_id}"],
     "threads/<int:item_id>": ["item:{item_id}"],
     "again/<int:item_id>": ["item:{item_id}"],
@@ -115,7 +116,7 @@ class Project(Driver):
         super().__exit__(*error)
         self._stack.close()
 
-    def _route(self, route: str, keys: list[str]) -> Any:
+    def _route(self, route: str, keys: list[Any]) -> Any:
         name = route.partition("/")[0]
         options: Any = {"guard": "database", "renew": False} if name == "orders" else {}
         view = lock(*keys, **options)(getattr(self, name, self.items))

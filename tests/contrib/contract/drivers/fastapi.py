@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
-from tests.contrib.contract.driver import OverAsgi
+from tests.contrib.contract.driver import OverAsgi, some
 from weblock import AsyncLease, Lease
 from weblock.contrib.fastapi import guarded, install, lock, request_locks
 from weblock.contrib.sqlalchemy import fence_table
@@ -63,6 +63,11 @@ class Driver(OverAsgi):
         @app.post("/names/{name}", dependencies=[Depends(lock("name:{name}"))])
         async def names(name: str) -> str:
             site.handle(None)
+            return "done"
+
+        @app.post("/some/{item_id}")
+        async def of_some(lease: Annotated[AsyncLease | None, Depends(lock(some))]) -> str:
+            site.handle(lease)
             return "done"
 
         @app.post("/pairs/{a}/{b}", dependencies=[Depends(lock("item:{a}", "item:{b}"))])

@@ -9,7 +9,7 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.pool import NullPool
 
-from tests.contrib.contract.driver import OverWsgi
+from tests.contrib.contract.driver import OverWsgi, some
 from tests.contrib.contract.promises import THREADS
 from weblock.contrib.flask import WebLock, lease_of
 from weblock.contrib.sqlalchemy import fence_table
@@ -47,6 +47,12 @@ class Driver(OverWsgi):
         post("/items/<int:item_id>", endpoint="items")(web.lock("item:{item_id}")(handle))
         post("/names/<name>", endpoint="names")(web.lock("name:{name}")(handle))
         post("/pairs/<int:a>/<int:b>", endpoint="pairs")(web.lock("item:{a}", "item:{b}")(handle))
+
+        @post("/some/<int:item_id>")
+        @web.lock(some)
+        def of_some(item_id: int) -> str:
+            self.site.handle(None)
+            return "done"
 
         @post("/again/<int:item_id>")
         @web.lock("item:{item_id}")

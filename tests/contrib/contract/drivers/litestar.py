@@ -10,7 +10,7 @@ from litestar import post as created
 from litestar.response import Stream
 from litestar.types import Message, Scope
 
-from tests.contrib.contract.driver import OverAsgi
+from tests.contrib.contract.driver import OverAsgi, some
 from tests.contrib.contract.promises import FRESH, ROLLED_BACK, STALE
 from weblock.contrib.litestar import LockedLitestar, lease_of, lock, request_locks
 
@@ -60,11 +60,16 @@ class Driver(OverAsgi):
         async def names(request: Asked) -> str:
             return await handle(request)
 
+        @post("/some/{item_id:int}", guards=[lock(lambda asked: some(**asked.path_params))])
+        async def of_some(request: Asked) -> str:
+            site.handle(None)
+            return "done"
+
         @post("/pairs/{a:int}/{b:int}", guards=[lock("item:{a}"), lock("item:{b}")])
         async def pairs(request: Asked) -> str:
             return await handle(request)
 
-        handlers = [items, threads, names, pairs, again, self._stream()]
+        handlers = [items, threads, names, of_some, pairs, again, self._stream()]
         return LockedLitestar(
             handlers,
             locks=self.locks,

@@ -37,6 +37,7 @@ class Driver(OverWsgi):
         app.add_url_rule("/items/<int:item_id>", "items", self.handle, methods=["POST"])
         app.add_url_rule("/pairs/<int:a>/<int:b>", "pairs", self.handle, methods=["POST"])
         app.add_url_rule("/names/<name>", "names", self.handle, methods=["POST"])
+        app.add_url_rule("/some/<int:item_id>", "some", self.some, methods=["POST"])
         app.add_url_rule("/again/<int:item_id>", "again", self.again, methods=["POST"])
         app.add_url_rule("/streams/<int:item_id>", "streams", self.stream, methods=["POST"])
 
@@ -49,6 +50,10 @@ class Driver(OverWsgi):
         keys = [f"item:{value}" for name, value in values.items() if name != "name"]
         self.site.handle(request_locks().acquire(*keys) if keys else None)
         g.handled = True
+        return "done"
+
+    def some(self, **_: object) -> str:
+        self.site.handle(None)
         return "done"
 
     def again(self, item_id: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ from typing import Any, Final, Unpack
 
 from ...._options import HoldOptions
 from ....errors import ConfigurationError
-from ....keys import CheckedKey, in_order
-from ..spec import Headers, LockSpec, request_values
+from ....keys import CheckedKey, in_order, signature_of
+from ..spec import Headers, KeyFunction, LockSpec, name_of, request_values, wanted_by
 from .paths import Path, path_of
 
 WEBSOCKET: Final = "WEBSOCKET"
@@ -30,7 +31,9 @@ class Rule:
 
     ``path`` is in Starlette's syntax, ``/shops/{shop}/items/{item_id:int}``, or a compiled regular
     expression, which has to match the whole path. ``key`` is a template, or several, of path
-    parameters, ``{query.x}``, ``{header.x}`` and ``{cookie.x}``. ``methods`` are all but ``WEBSOCKET`` unless they
+    parameters, ``{query.x}``, ``{header.x}`` and ``{cookie.x}``, or a function that returns a key, several, or ``None`` to
+    lock nothing. It is called with those path parameters that it names, and with ``scope`` (ASGI) or
+    ``environ`` (WSGI) if it names that; it must not block. ``methods`` are all but ``WEBSOCKET`` unless they
     are named; ``GET`` includes ``HEAD``. ``exempt=True``, instead of a key, lets requests through
     that later rules would lock. ``options`` are those of ``HoldOptions``, in seconds.
 
@@ -51,7 +54,7 @@ class Rule:
         self,
         path: str | re.Pattern[str],
         *,
-        key: str | Sequence[str] = (),
+        key: str | KeyFunction | Sequence[str | KeyFunction] = (),
         methods: Iterable[str] | None = None,
         exempt: bool = False,
         **options: Unpack[HoldOptions],
@@ -62,11 +65,10 @@ class Rule:
         if not isinstance(exempt, bool):
             raise ConfigurationError(f"exempt={exempt!r:.80} must be True or False")
         keys: Sequence[Any] = key if isinstance(key, list | tuple) else [key]
-        if not all(isinstance(each, str) for each in keys):
+        if not all(isinstance(each, str) or callable(each) for each in keys):
             raise ConfigurationError(
-                f"key={key!r:.80} must be a template such as 'shop:{{shop}}', or a list of them. A key"
-                " that only a function can make is acquired in the application:"
-                " await request_locks(scope).acquire(key)"
+                f"key={key!r:.80} must be a template such as 'shop:{{shop}}', a function that returns a"
+                " key, or a list of them"
             )
         if exempt and (keys or options):
             raise ConfigurationError(
@@ -81,6 +83,8 @@ class Rule:
             for source in template.sources.values()
             if source.kind == "path"
         )
+        for function in self.lock.functions:
+            self.parameters |= _named_by(function, self.path)
         if missing := sorted(self.parameters - self.path.names):
             raise ConfigurationError(
                 f"key {key!r} needs the path parameter {missing[0]!r}, but"
@@ -117,8 +121,12 @@ class Match:
     parameters: Mapping[str, str | None]
     tidied: Mapping[str, str | None] | None = None
 
-    def keys(self, *, query: str, headers: Headers) -> tuple[CheckedKey, ...]:
-        """Return what the request locks, in order. Raises ``InvalidKey`` if a value is missing."""
+    def keys(self, *, query: str, headers: Headers, **request: object) -> tuple[CheckedKey, ...]:
+        """Return what the request locks, in order; nothing if its key functions return ``None``.
+
+        ``request`` is what a key function may name besides path parameters: ``scope`` or ``environ``. Raises
+        ``InvalidKey`` if a value is missing.
+        """
         keys: tuple[CheckedKey, ...] = ()
         for parameters in (self.parameters, self.tidied):
             if parameters is None:
@@ -129,12 +137,38 @@ class Match:
                 if value is not None:
                     path[name] = self.rule.path.convert(name, value)
             values_for = partial(request_values, path=path, query=query, headers=headers)
-            keys += self.rule.lock.made_of(values_for, _no_function)
+            call = partial(_call, values={**path, **request})
+            keys += self.rule.lock.made_of(values_for, call)
         return keys if self.tidied is None else in_order(keys)
 
 
-def _no_function(function: object) -> object:
-    raise TypeError(f"{function!r:.80} makes keys, but a rule has templates alone")
+def _call(function: KeyFunction, values: Mapping[str, object]) -> object:
+    return function(**wanted_by(function, values))
+
+
+def _named_by(function: KeyFunction, path: Path) -> frozenset[str]:
+    """Return the path parameters that a key function names.
+
+    Raises ``ConfigurationError`` for a function that is async, or has parameters that no request gives.
+    """
+    if inspect.iscoroutinefunction(function):
+        raise ConfigurationError(
+            f"key function {name_of(function)} is async: write a plain function, or call"
+            " `await request_locks(scope).acquire(key)` in the application"
+        )
+    values = dict.fromkeys(path.names)
+    try:
+        wanted = wanted_by(function, values)
+        signature_of(function).bind(
+            **wanted_by(function, {**values, "scope": None, "environ": None})
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"key function {name_of(function)} cannot be called for {path.text}: {error}. It is given the"
+            f" path parameters that it names, of {', '.join(sorted(path.names)) or 'none'}, and scope (ASGI)"
+            " or environ (WSGI)"
+        ) from error
+    return frozenset(wanted)
 
 
 def methods_of(given: Iterable[object]) -> frozenset[str]:
