@@ -8,7 +8,14 @@ from typing import Any, Final
 
 import pytest
 
-from tests.servers import Memcached, SentinelDeployment, fresh_memcached, fresh_quorum, fresh_url
+from tests.servers import (
+    Memcached,
+    SentinelDeployment,
+    fresh_memcached,
+    fresh_quorum,
+    fresh_url,
+    shared,
+)
 from tests.servers.postgres import fresh_postgresql, shared_postgres
 from tests.servers.sentinel import SERVICE
 from tests.support.waiting import PATIENCE
@@ -124,12 +131,14 @@ def test_a_ttl_that_exceeds_recovery_is_a_warning(told, server, ttl, recovery, l
 
 @pytest.mark.usefixtures("patient")
 def test_a_real_server_is_examined(run, told) -> None:
-    """On a server with the least rights all is found, and a key is locked there."""
+    """On a server with the least rights all is found, a neighbour's keys too, and a key is locked there."""
     url = fresh_url()
+    shared().command("SET", ":1:a-key-of-a-cache", "value", "EX", 600)
     report = findings(told, "--url", url)
     assert {"version", "replicas", "eviction", "memory", "clock", "round trip"} <= set(report)
     wrong = {subject for subject, each in report.items() if each["level"] != "ok"}
-    assert wrong == {"persistence"}  # For the URL has recovery=off.
+    assert wrong == {"persistence", "database"}  # The former, for the URL has recovery=off.
+    assert "cache.clear() of Django" in report["database"]["text"]
     done = run("doctor", "--url", url)
     assert done.exit_code == 0
     assert "  ok       hand-off     A waiter has the key " in done.stdout

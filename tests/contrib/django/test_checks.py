@@ -122,6 +122,31 @@ def test_engines_for_one_process(url: str, project: Any) -> None:
     assert found() == {}
 
 
+@pytest.mark.parametrize(
+    ("url", "location", "warned"),
+    [
+        ("redis://localhost:6379/1", "redis://user:secret@127.0.0.1:6379/1", True),
+        ("redis://localhost?db=1", ["redis://replica/1", "redis://localhost/1"], True),
+        (["redis://a", "redis://b", "redis://c"], "redis://x/0;rediss://b:6379/0", True),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock?db=0", True),
+        ("redis://localhost/2", "redis://localhost/1", False),
+        ("redis://localhost/1", "redis://localhost:6380/1", False),
+        ("memory://", "", False),
+    ],
+)
+def test_a_cache_that_is_where_the_locks_are(
+    url: Any, location: Any, warned: bool, project: Any
+) -> None:
+    """A cache on the locks' database of Redis is a warning, for to clear it takes every lease."""
+    project.DEBUG = True
+    project.WEBLOCK = {"default": {"URL": url}}
+    backend = "django.core.cache.backends.redis.RedisCache"
+    project.CACHES = {"default": {"BACKEND": backend, "LOCATION": location}}
+    messages = found()
+    assert list(messages) == (["weblock.W011"] if warned else [])
+    assert not warned or "secret" not in messages["weblock.W011"]
+
+
 def test_rules_without_the_middleware(project: Any) -> None:
     """Rules that nobody looks at are an error."""
     project.ROOT_URLCONF = urls(items=items)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 from django.conf import settings
 from django.core.checks import WARNING, CheckMessage, Error, Info, run_checks
@@ -356,6 +358,33 @@ def _of_alias(alias: str) -> Iterator[CheckMessage]:
         what = "locks nothing" if scope == "none" else "serializes one process"
         text = f"WEBLOCK[{alias!r}] is on {engine}, which {what}, and DEBUG is off."
         yield Caution(text, hint=ENGINES, id="weblock.W001")
+    url = of_alias(alias).url
+    databases = {_database(each) for each in ([url] if isinstance(url, str) else url or ())} - {
+        None
+    }
+    for name, cache in settings.CACHES.items():
+        there = cache.get("LOCATION") or ()
+        locations = re.split("[;,]", there) if isinstance(there, str) else there
+        if databases.intersection(map(_database, locations)):
+            yield Caution(
+                f"WEBLOCK[{alias!r}] and CACHES[{name!r}] are on one database of Redis: cache.clear() takes"
+                " every lease.",
+                hint="Give the locks a database number of their own, such as redis://localhost:6379/2.",
+                id="weblock.W011",
+            )
+
+
+def _database(url: object) -> tuple[str, str] | None:
+    """Return the server and the database that a URL of Redis names; ``None`` for any other."""
+    parts = urlsplit(str(url))
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        return None
+    asked = parse_qs(parts.query).get("db")
+    if parts.scheme == "unix":
+        return parts.path, asked[0] if asked else "0"
+    host = parts.hostname or "localhost"
+    server = "localhost" if host in ("127.0.0.1", "::1") else host
+    return f"{server}:{parts.port or 6379}", asked[0] if asked else parts.path.strip("/") or "0"
 
 
 def _missing(what: str, name: str, routed: RoutedView) -> CheckMessage:

@@ -83,6 +83,8 @@ class Seen(NamedTuple):
     """Seconds by which its clock is ahead of ours, give or take half of what the answer took."""
     ours: tuple[int, bool]
     """How many keys of ours it has, and whether these are all."""
+    others: int = 0
+    """How many keys of other programs are in the same database, at least."""
 
 
 def facts_in(info: bytes) -> Facts:
@@ -184,16 +186,15 @@ def look_at(connections: Connections, address: Address, settings: Settings) -> S
             heard = time.time()
             clock = int(facts.get("server_time_usec", 0)) / 1_000_000
             ahead = clock - (sent + heard) / 2 if clock else 0.0
-            count, cursor = 0, "0"
-            pattern = f"{settings.prefix}:{{*"
+            count, others, cursor = 0, 0, "0"
             for _ in range(SCANNED):
-                command = ("SCAN", cursor, "MATCH", pattern, "COUNT", "1000")
-                answer: Sequence[Any] = asked(connection, *command)
+                answer: Sequence[Any] = asked(connection, "SCAN", cursor, "COUNT", "1000")
                 cursor = answer[0].decode()
-                count += len(answer[1])
+                ours = sum(key.startswith(f"{settings.prefix}:".encode()) for key in answer[1])
+                count, others = count + ours, others + len(answer[1]) - ours
                 if cursor == "0":
                     break
-            return Seen(address, facts, heard - sent, ahead, (count, cursor == "0"))
+            return Seen(address, facts, heard - sent, ahead, (count, cursor == "0"), others)
     except FAILURES as error:
         return unreachable(error, explained(error), str(address))
 
@@ -257,6 +258,13 @@ def of_server(seen: Seen, settings: Settings) -> Iterator[Finding]:
     )
     remedy = "Raise maxmemory: a full server takes no new leases."
     yield share("memory", text, used, most, remedy)
+    if seen.others:
+        yield warning(
+            "database",
+            f"Other programs have {several(seen.others, 'key')} in its database {settings.db}. One that"
+            " empties it, by FLUSHDB or by cache.clear() of Django, takes every lease.",
+            "Give the locks a database number or a server of their own.",
+        )
 
     used, most = int(facts.get("connected_clients", 0)), int(facts.get("maxclients", 0))
     text = f"It has {used} of {most} connections in use."
