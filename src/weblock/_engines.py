@@ -11,6 +11,7 @@ from ._core.acquiring import Locker
 from ._core.observers import Observers
 from ._core.ports import Engine, Runtime, Store
 from ._core.telling import Health
+from ._platform.collector import end_later
 from ._platform.forks import Mutex, enter_child, getpid, heed_forks, process
 from ._platform.threads import refuse_subinterpreter
 from ._runtime.keeper import KeeperThread
@@ -109,6 +110,8 @@ class User:
             observers=observers,
         )
         self._locker = weakref.ref(locker)
+        # The Locks and its leases have it: without them, nothing would ever close the engine.
+        weakref.finalize(locker, self._leave_later).atexit = False
         return locker
 
     def connect(self) -> None:
@@ -118,6 +121,12 @@ class User:
             locker.keeper = self._in_use.thread.keeper
             locker.switchboard = self.engine.switchboard
             locker.health = Health(locker.observers)
+
+    def _leave_later(self) -> None:
+        if getpid() != process.pid:
+            enter_child()
+        if not self._left:
+            end_later(self.leave)
 
     def leave(self) -> None:
         """Close the engine if nobody else uses it. A caller that is interrupted here may call it again.

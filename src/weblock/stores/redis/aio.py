@@ -354,7 +354,7 @@ class AsyncioLinks(Links):
     async def take(
         self, address: Address, permits: list[None], introduce: Introduce, *, beside: bool = False
     ) -> AsyncioLink:
-        latest = self._loops.latest
+        latest = self._loops.latest()
         if latest and latest.loop is asyncio.get_running_loop() and address in latest.up:
             return latest.up[address]
         if self._closed:  # A request under way fails then, and would be repeated on a new one.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import AsyncGenerator, Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from ..._platform.loops import running
 
@@ -24,49 +25,56 @@ R = TypeVar("R")
 
 
 class ByLoop(Generic[T]):
-    """What ``new`` makes for each event loop, when it is first needed there.
+    """The object that ``new`` makes for each event loop, when it is first needed there.
 
-    No weak reference to a loop could do this: connections have references to theirs.
+    A loop that no code refers to is collected, even if it was never closed. Connections refer to their
+    loop, so nothing here may refer to them. The loop itself keeps them, in an attribute, and whatever is
+    still open when both are collected closes its own socket.
     """
 
     def __init__(self, new: Callable[[], T]) -> None:
         self._new = new
-        self._by_loop: dict[asyncio.AbstractEventLoop, T] = {}
-        self.latest: T | None = None
-        """What belongs to the loop that last asked."""
+        self._made: list[weakref.ref[T]] = []
+        self.latest: Callable[[], T | None] = lambda: None
+        """Returns what belongs to the loop that last asked."""
 
     def here(self) -> T:
         """Return what belongs to the loop that runs."""
-        loop, latest = asyncio.get_running_loop(), self.latest
+        loop, latest = asyncio.get_running_loop(), self.latest()
         if latest and latest.loop is loop:  # As it is nearly always.
             return latest
-        if loop not in self._by_loop:
-            self.forget_closed()
-            self._by_loop[loop] = self._new()
-        self.latest = found = self._by_loop[loop]
+        kept: weakref.WeakKeyDictionary[ByLoop[T], T] = vars(loop).setdefault(
+            _KEPT, weakref.WeakKeyDictionary()
+        )
+        found = kept.get(self)
+        if found is None:
+            for made in list(self._made):
+                if made() is None:
+                    with contextlib.suppress(ValueError):  # Another thread has removed it.
+                        self._made.remove(made)
+            found = kept[self] = self._new()
+            self._made.append(weakref.ref(found))
+        self.latest = weakref.ref(found)
         return found
 
     def all(self) -> list[T]:
-        """Return what there is of all loops."""
-        return list(self._by_loop.values())
+        """Return what there is of all loops that have not been closed."""
+        found = [made() for made in list(self._made)]
+        return [each for each in found if each and not each.loop.is_closed()]
 
     def close(self) -> None:
         """End everything, each in its own loop."""
-        self.forget_closed()
         for each in self.all():
+            vars(each.loop)[_KEPT].pop(self, None)
             if each.loop is running():
                 each.close()
             else:
                 with contextlib.suppress(RuntimeError):  # The loop was closed just now.
                     each.loop.call_soon_threadsafe(each.close)
 
-    def forget_closed(self) -> None:
-        """Drop what belongs to loops that have been closed."""
-        for loop in list(self._by_loop):
-            if loop.is_closed():
-                self._by_loop.pop(loop, None)
-        if (latest := self.latest) and latest.loop.is_closed():
-            self.latest = None
+
+_KEPT: Final = "weblock_kept"
+"""The attribute of an event loop that keeps what belongs to it."""
 
 
 class BeforeLoopEnds:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from ..._core.ports import sent
 from ..._platform.forks import Open
 from ..._platform.threads import background_thread
+from .loops import ByLoop
 from .turns import taken_out
 
 Request = Coroutine[Any, Any, None]
@@ -24,19 +25,30 @@ Send = Callable[[Sequence[Request], Callable[[], bool]], Awaitable[None]]
 _EAGER: Final[Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
 """Starts a task at once, which is twice as fast as to have the loop start it."""
 
-_tasks: Final[set[asyncio.Task[None]]] = set()
-"""Requests that are not over, to whose tasks a loop has only weak references."""
+
+class _Tasks:
+    """The requests of a loop that are not over: it has only weak references to their tasks."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.running: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        """Leave them to their end."""
+
+
+_tasks: Final = ByLoop(_Tasks)
 
 
 async def in_tasks(requests: Sequence[Request], enough: Callable[[], bool]) -> None:
     """Send all requests as tasks of asyncio. Those that are not waited for go on."""
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
-    left = len(requests)
+    left, tasks = len(requests), _tasks.here().running
 
     def ended(task: asyncio.Task[None]) -> None:
         nonlocal left
-        _tasks.discard(task)
+        tasks.discard(task)
         left -= 1
         if over.done():
             return  # Only the loop can still report an error: it logs it.
@@ -47,7 +59,7 @@ async def in_tasks(requests: Sequence[Request], enough: Callable[[], bool]) -> N
 
     for request in requests:
         task = asyncio.Task(request, loop=loop, **_EAGER)
-        _tasks.add(task)
+        tasks.add(task)
         task.add_done_callback(ended)
     if requests:
         await over
