@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Self
-from urllib.parse import quote
 
 from .canonical import CONVERTERS, canonical
 from .errors import ConfigurationError, InvalidKey
@@ -133,8 +132,9 @@ class Source:
 class KeyTemplate:
     """A key with placeholders, as in ``"item:{item_id}"``.
 
-    Two different sets of values never make the same key: values are percent-encoded, so that no
-    value can contain the text between two placeholders. Equal values always make the same key
+    Two different sets of values never make the same key: punctuation in values is percent-encoded, so
+    that no value can contain the text between two placeholders. Letters of all scripts stay as they are,
+    and count as one character each. Equal values always make the same key
     (``canonical``); ``"item:{item_id:int}"`` converts a value that is still text.
     """
 
@@ -148,7 +148,8 @@ class KeyTemplate:
     _literals: tuple[str, ...] = field(compare=False)
     _places: tuple[tuple[str, str, str], ...] = field(repr=False, compare=False)
     """Each name, its converter and the text behind it."""
-    _safe: str = field(compare=False)
+    _encoded: re.Pattern[str] = field(repr=False, compare=False)
+    """The characters of values that are percent-encoded."""
 
     @classmethod
     def parse(cls, text: str) -> KeyTemplate:
@@ -172,11 +173,19 @@ class KeyTemplate:
                     " placeholders"
                 )
         separators = "".join(literals[1:-1])
-        safe = "".join(character for character in _UNRESERVED if character not in separators)
+        # Which characters these are must not depend on the version of Python, and so of Unicode.
+        plain = "".join(character for character in _UNRESERVED if character not in separators)
+        others = "".join(character for character in separators if not character.isascii())
+        encoded = re.compile(
+            f"[^A-Za-z0-9{re.escape(plain)}\xa0-\U0010ffff]"
+            f"|[\ud800-\udfff\u2028\u2029{re.escape(others)}]"
+        )
         names, converters = (tuple(place[part] for place in places) for part in (0, 1))
         sources = {name: source for name in names if (source := _source(name))}
         parts = tuple(zip(names, converters, literals[1:], strict=True))
-        return cls(text, names, converters, MappingProxyType(sources), tuple(literals), parts, safe)
+        return cls(
+            text, names, converters, MappingProxyType(sources), tuple(literals), parts, encoded
+        )
 
     def fill(self, values: Mapping[str, object]) -> Key:
         """Return the key for ``values``. Raises ``InvalidKey`` if one is missing or unusable."""
@@ -265,13 +274,13 @@ class KeyTemplate:
         if not value:
             raise InvalidKey(f"key template {self.text!r} was given an empty value")
         try:
-            quoted = quote(value, safe="")
+            return self._encoded.sub(_percent_encoded, value)
         except UnicodeEncodeError as error:
             raise InvalidKey(f"key template {self.text!r} was given a lone surrogate") from error
-        for character in _UNRESERVED:
-            if character not in self._safe:
-                quoted = quoted.replace(character, f"%{ord(character):02X}")
-        return quoted
+
+
+def _percent_encoded(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found[0].encode())
 
 
 def _place(text: str, piece: str) -> tuple[str, str]:
