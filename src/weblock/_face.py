@@ -249,7 +249,7 @@ class Face:
             # Locks that were closed say nothing of their engine: the key may be held.
             if not terms.fail_open or locker.over:
                 raise
-            label = terms.label if caller is None else caller.label
+            label = terms.label if caller is None else f"{terms.label}{caller.about}"
             return locker, self._fail_open(names, terms, label, failure)
 
     def _standing(self, key: str, options: HoldOptions) -> HoldOptions:

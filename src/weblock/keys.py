@@ -208,8 +208,11 @@ class KeyTemplate:
                     text = self._encode(text)
             parts += text, literal
         key = "".join(parts)
-        _refuse_what_is_no_key(key)
-        return Key._of(key, self.text)  # noqa: SLF001 - of the same module
+        if not key or len(key) > MAX_LENGTH or not key.isprintable():
+            _refuse_what_is_no_key(key)
+        made = str.__new__(Key, key)
+        made.template = self.text
+        return made
 
     def in_request(self) -> Mapping[str, Source]:
         """Return where a request contains each value, by its name in the template.

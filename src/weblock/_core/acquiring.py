@@ -69,6 +69,9 @@ asyncio ends it in a task, which it creates when no code refers to the generator
 within another one takes two turns more.
 """
 
+LONGEST_LABEL: Final = 200
+"""The longest label of a caller in characters: an engine keeps it for each waiter."""
+
 INFINITE: Final = float("inf")
 
 
@@ -79,8 +82,8 @@ class Caller:
     Each request makes one, and to make a frozen one would take three times as long.
     """
 
-    label: str
-    """The label that others see, if it is not that of the terms."""
+    about: str
+    """What others see of the caller after the label of its terms."""
     control: object
     """The flow of control that the lease belongs to."""
     before_waiting: Callable[[], Awaitable[object]] | None = None
@@ -444,7 +447,7 @@ class Acquisition:
         self._caller = caller
         self._asked = asked
         self._attempt = attempt
-        label = caller.label if caller and caller.label else terms.label
+        label = f"{terms.label}{caller.about}"[:LONGEST_LABEL] if caller else terms.label
         ttl = terms.ttl if terms.max_hold is None else terms.first_ttl
         self._claim = Claim(owner, locker.store.process, ttl, label, terms.limit)
         self._bell = runtime.bell()
@@ -481,9 +484,10 @@ class Acquisition:
                 keeper.drop(self)
 
     async def _until_held(self) -> Holding:
+        locker = self._locker
         while True:
-            if self._locker.over:
-                raise self._locker.closed()
+            if locker.is_closed or locker.keeper.over:
+                raise locker.closed()
             answer, now = await self._ask()
             anchor = self._anchor
             # One after the other, which costs less than ``match``, and the first the most often.

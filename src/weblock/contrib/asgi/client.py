@@ -342,8 +342,9 @@ class Outbox(Output):
             fields[name.lower()] = value
         content_type = fields.get(b"content-type", b"").decode("latin-1")
         must_go = self.begin(start["status"], content_type) or self.is_open or self.sent
-        if timing := self.timing():
-            start = {**start, "headers": [*headers, (b"server-timing", timing.encode())]}
+        if self.waited is not None:
+            timing = b"lock;dur=%.1f" % (1000 * self.waited)
+            start = {**start, "headers": [*headers, (b"server-timing", timing)]}
         if must_go:
             await self._go_on(start)
             return

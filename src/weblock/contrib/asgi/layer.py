@@ -28,6 +28,7 @@ from ..kit import (
     BODY_WAIT,
     ClientGone,
     answers,
+    innermost,
     problem_of,
     seconds_or_none,
     to_its_end,
@@ -98,7 +99,7 @@ class RequestLayer:
         outer = scope.get(SCOPE_KEY)
         if outer is not None:
             if outer.over:
-                outer = outer.book.innermost(AsyncRequestLocks)
+                outer = innermost(AsyncRequestLocks, outer.book)
             if outer and outer.locks is self.locks:
                 scope[SCOPE_KEY] = outer
                 await app(scope, receive, send)  # A layer farther out, on the same locks, releases.

@@ -17,7 +17,7 @@ from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
-from ..kit import Book, RequestLeases, current_book
+from ..kit import Book, RequestLeases, innermost
 from .client import LOOK_AFTER, Inbox, Outbox
 from .protocol import Scope
 
@@ -293,13 +293,12 @@ def request_locks(scope: Scope | None = None) -> AsyncRequestLocks:
     if no rule of its ``LockMiddleware`` matches the request.
     """
     if scope is None:
-        book = current_book()
-        found = book.innermost(AsyncRequestLocks, for_application=True) if book else None
+        found = innermost(AsyncRequestLocks, for_application=True)
     else:
         found = scope.get(SCOPE_KEY)
         # Checked here, because each request comes by, and few need more.
         if found is not None and (found.of_rules or found.over):
-            found = found.book.innermost(AsyncRequestLocks, for_application=True) or found
+            found = innermost(AsyncRequestLocks, found.book, for_application=True) or found
     if found is None:
         raise ConfigurationError(
             "weblock serves no request here. Call weblock.contrib.fastapi.install(app) once, where you"

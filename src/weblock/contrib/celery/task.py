@@ -27,7 +27,16 @@ from ..._runtime.clock import part_of
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import CheckedKey, KeyTemplate, signature_of
 from ...sync import Lease, Locks
-from ..kit import LONGEST_LABEL, Book, KeyFunction, LockSpec, RequestLeases, current_book, wanted_by
+from ..kit import (
+    LONGEST_LABEL,
+    Book,
+    KeyFunction,
+    LockSpec,
+    RequestLeases,
+    current_book,
+    innermost,
+    wanted_by,
+)
 
 OnBusy = Literal["wait", "skip", "retry"]
 LockOption = str | KeyFunction | Sequence[str | KeyFunction] | None
@@ -165,7 +174,7 @@ class LockedRun:
 
         @functools.wraps(run)
         def locked(*args: Any, **kwargs: Any) -> Any:
-            outer = _running()
+            outer = innermost(Running)
             # A class may call the ``run`` that it has overridden.
             inner = outer and outer.task is task and outer.code is not self
             if inner or task.lock is None:
@@ -296,17 +305,12 @@ def _tasks_in(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [part for each in kwargs["tasks"] for part in _tasks_in(each)]
 
 
-def _running() -> Running | None:
-    book = current_book()
-    return book.innermost(Running) if book else None
-
-
 def lease_of() -> Lease:
     """Return the lease of the running task.
 
     Raises ``ConfigurationError`` where no task holds a lock.
     """
-    current = _running()
+    current = innermost(Running)
     if current is None or current.lease is None:
         raise ConfigurationError(
             'no task holds a lock here: give the task one, @app.task(lock="invoice:{0}")'

@@ -41,7 +41,7 @@ from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
 from ..asgi.request import SCOPE_KEY, AsyncRequestLocks
-from ..kit import AHEAD, Book, Patience, RequestLeases, to_its_end
+from ..kit import AHEAD, Book, Patience, RequestLeases, innermost, to_its_end
 from ..kit.guarding import GuardKind
 from ..wsgi.body import in_time, size_of_body
 from ..wsgi.clients import descriptor_of
@@ -72,7 +72,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         else:
             found = request.META.get(ENVIRON_KEY)
         # A layer around Django, such as the LockMiddleware of ASGI or WSGI, may hold something for it.
-        around: Any = found.book.innermost(RequestLeases) if found else None
+        around: Any = innermost(RequestLeases, found.book) if found else None
         super().__init__(around.part() if around else Book(str(request.method), request.path))
         self._around = around
         self.request = request

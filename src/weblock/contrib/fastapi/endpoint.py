@@ -13,7 +13,7 @@ import inspect
 from typing import Any
 
 from ..asgi import AsyncRequestLocks
-from ..kit import current_book
+from ..kit import innermost
 
 
 def interruptible(endpoint: Any) -> Any:
@@ -32,8 +32,8 @@ def interruptible(endpoint: Any) -> Any:
 
     @functools.wraps(endpoint, updated=())
     async def call(*args: Any, **kwargs: Any) -> Any:
-        book, task = current_book(), asyncio.current_task()
-        request = book.innermost(AsyncRequestLocks, for_application=True) if book else None
+        task = asyncio.current_task()
+        request = innermost(AsyncRequestLocks, for_application=True)
         if task is None or request is None:
             return await endpoint(*args, **kwargs)
         if request.lost:  # While a dependency ran, which nothing interrupts.

@@ -16,11 +16,12 @@ An adapter says in its framework's words *what* to lock, and *when* a request be
 ``guarding`` is how a database refuses the COMMIT of a stale holder.
 """
 
+from ..._core.acquiring import LONGEST_LABEL
 from .book import (
-    LONGEST_LABEL,
     Book,
     RequestLeases,
     current_book,
+    innermost,
     to_its_end,
     watch_sessions,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "checked",
     "configured",
     "current_book",
+    "innermost",
     "methods_of",
     "name_of",
     "opened",

@@ -14,8 +14,8 @@ A rule, a decorator and several dependencies may lock for the same request, and 
    again, whichever layer holds it.
 3. A layer releases what it has acquired, when what runs inside of it has ended. Its keys leave the book before
    another caller can have them.
-4. Code that does not know its request finds the book by ``current_book``, in the context, and the layer by which
-   the application acquires by ``innermost``.
+4. ``innermost`` finds the layer by which the application acquires, also where code does not know its request: the
+   context (``part_of``) leads to the book.
 
 What may run beside others of the same request, such as tasks of Celery that it calls in threads, has a book of its
 own *within* that of the request. It begins with the keys of that one, and those that it acquires are only its own:
@@ -62,10 +62,6 @@ S = TypeVar("S", bound=LockSpec)
 
 BeforeWaiting = Callable[[], Awaitable[object]]
 
-LONGEST_LABEL: Final = 200
-"""The longest label in characters: an engine keeps it for each waiter."""
-
-
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.~/-]*").fullmatch
 """Matches what ``quote`` leaves as it is."""
 
@@ -77,7 +73,6 @@ class Book:
         """``within`` is what this is a part of, which may run beside others: it has its keys, too."""
         self.method: Final = method
         self.path: Final = path
-        self.within: Final = within
         self.keys: Final[dict[tuple[object, str], BaseLease]] = within.keys.copy() if within else {}
         """The lease of each key that is held, by its place and its name."""
         self.sessions: Final[dict[Any, bool]] = within.sessions if within else {}
@@ -96,24 +91,6 @@ class Book:
         self.flow.loop = ref(loop) if loop else None
         self.flow.within = within.flow if within else None
         self.flow.book = ref(self)
-
-    def innermost(self, kind: type[R], *, for_application: bool = False) -> R | None:
-        """Return the innermost layer of a kind that has not ended; ``None`` if there is none.
-
-        ``for_application``: the one by which the application acquires. That is not the layer of a rule, whose
-        locks may be others, unless there is no other.
-        """
-        found = None
-        book: Book | None = self
-        while book is not None:
-            for known in reversed(book.layers):
-                layer = known()
-                if isinstance(layer, kind) and not layer.over:
-                    if not (for_application and layer.of_rules):
-                        return layer
-                    found = found or layer
-            book = book.within
-        return found
 
     def missing(self, locks: Face, keys: Sequence[CheckedKey]) -> Sequence[CheckedKey]:
         """Return those of the keys that the request does not hold yet."""
@@ -211,13 +188,13 @@ class RequestLeases(Generic[L]):
         book = self.book
         missing = book.missing(locks, keys) if book.keys else keys
         if missing:
-            label = ""
+            about = ""
             if "label" not in options:
                 path = book.path  # Most have nothing to encode, and that is seen much faster.
                 if not _PLAIN(path):
                     path = quote(path, errors="replace")
-                label = f"{locks.label} {book.method} {path}"[:LONGEST_LABEL]
-            caller = Caller(label, book.flow, before_waiting, self.while_waiting)
+                about = f" {book.method} {path}"
+            caller = Caller(about, book.flow, before_waiting, self.while_waiting)
             began = time.perf_counter()
             try:
                 acquired = await acquire(locks, missing, options, caller)
@@ -291,6 +268,26 @@ class RequestLeases(Generic[L]):
             "this request has ended: what outlives it holds its locks by itself, with hold() of the"
             " locks themselves"
         )
+
+
+def innermost(kind: type[R], of: Book | None = None, *, for_application: bool = False) -> R | None:
+    """Return the innermost layer of a kind that has not ended; ``None`` if there is none.
+
+    Looks in a book and those around it; by default in those whose work the running code is a part of.
+    ``for_application``: the layer by which the application acquires. That is not the layer of a rule, whose
+    locks may be others, unless there is no other.
+    """
+    flow, found = of.flow if of else part_of.get(), None
+    while flow is not None:
+        book: Book | None = flow.book()
+        for known in reversed(book.layers) if book else ():
+            layer = known()
+            if isinstance(layer, kind) and not layer.over:
+                if not (for_application and layer.of_rules):
+                    return layer
+                found = found or layer
+        flow = flow.within
+    return found
 
 
 def current_book() -> Book | None:

@@ -49,10 +49,6 @@ class Output:
         self._size = 0
         return self._is_event_stream
 
-    def timing(self) -> str | None:
-        """Return the response's ``Server-Timing``."""
-        return None if self.waited is None else f"lock;dur={1000 * self.waited:.1f}"
-
     def streams(self, seconds: float = 0.0) -> bool:
         """Return whether a response that goes on must not be held back any more.
 

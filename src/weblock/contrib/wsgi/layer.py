@@ -19,7 +19,7 @@ from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
 from ...errors import LeaseLost
 from ...sync import Locks
-from ..kit import BODY_WAIT, Problem, answers, seconds_or_none, watch_sessions
+from ..kit import BODY_WAIT, Problem, answers, innermost, seconds_or_none, watch_sessions
 from .outbox import Outbox
 from .request import ENVIRON_KEY, RequestLocks
 
@@ -85,7 +85,7 @@ class RequestLayer:
         outer = environ.get(ENVIRON_KEY)
         if outer is not None:
             if outer.over:
-                outer = outer.book.innermost(RequestLocks)
+                outer = innermost(RequestLocks, outer.book)
             if outer and outer.locks is self._locks:
                 environ[ENVIRON_KEY] = outer
                 # A layer farther out, on the same locks, releases.

@@ -75,8 +75,8 @@ class Outbox(Output):
         if self._head:
             (status, headers, exc_info), self._head = self._head, None
             self.waited = self._request.waited
-            if timing := self.timing():
-                headers = [*headers, ("Server-Timing", timing)]
+            if self.waited is not None:
+                headers = [*headers, ("Server-Timing", f"lock;dur={1000 * self.waited:.1f}")]
             more = (exc_info,) if exc_info else ()
             self._write = self._start_response(status, headers, *more)
             self.sent = True

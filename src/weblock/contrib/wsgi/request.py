@@ -16,7 +16,7 @@ from ..._runtime.blocking import drive
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease, Locks
-from ..kit import BODY_WAIT, Book, Headers, RequestLeases, current_book
+from ..kit import BODY_WAIT, Book, Headers, RequestLeases, innermost
 from .body import Body, size_of_body
 from .clients import watch
 
@@ -82,13 +82,12 @@ def request_locks(environ: WSGIEnvironment | None = None) -> RequestLocks:
     if no rule of its ``LockMiddleware`` matches the request.
     """
     if environ is None:
-        book = current_book()
-        found = book.innermost(RequestLocks, for_application=True) if book else None
+        found = innermost(RequestLocks, for_application=True)
     else:
         found = environ.get(ENVIRON_KEY)
         # Checked here, because each request comes by, and few need more.
         if found is not None and (found.of_rules or found.over):
-            found = found.book.innermost(RequestLocks, for_application=True) or found
+            found = innermost(RequestLocks, found.book, for_application=True) or found
     if found is None:
         raise ConfigurationError(
             "weblock serves no request here. In Flask, call weblock.contrib.flask.WebLock(app) where you"
