@@ -127,8 +127,10 @@ metadata.version = lambda package: {release!r} if package == {package!r} else re
 import {module}
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"ConfigurationError: {module} needs {package}>=" in done.stderr
-    assert f"{package} {release} is installed" in done.stderr
+    *_, message = done.stderr.splitlines()
+    assert f"ConfigurationError: {module} needs {package}>=" in message
+    assert f"{package} {release} is installed" in message
+    assert ("use AsyncLocks and weblock.contrib.asgi" in message) == ("fastapi" in module)
 
 
 @pytest.mark.parametrize("package", ["hiredis", *WANTED])

@@ -22,17 +22,19 @@ _MODULES: Final = {"opentelemetry-api": "opentelemetry.metrics"}
 _NUMBERS: Final = re.compile(r"\d+(\.\d+)*")
 
 
-def require(wanted: str, extra: str) -> None:
+def require(wanted: str, extra: str, *, instead: str | None = None) -> None:
     """Check that the packages of an extra are installed, each in a release that weblock works with.
 
-    ``wanted`` is what needs them, for the message. Raises ``ConfigurationError``.
+    ``wanted`` is what needs them, for the message, and ``instead`` works with any release of them.
+    Raises ``ConfigurationError``.
     """
+    keeping = f", or keep your releases and use {instead}" if instead else ""
     for package, wanted_range in ranges(extra).items():
         found = _installed(package)
         if found and not _within(found, wanted_range):
             raise ConfigurationError(
                 f"{wanted} needs {package}{wanted_range}, but {package} {found} is installed."
-                f" Run: pip install 'pyweblock[{extra}]'"
+                f" Run: pip install 'pyweblock[{extra}]'{keeping}"
             )
         try:
             importlib.import_module(_MODULES.get(package, package))

@@ -2,7 +2,8 @@
 
 from ..._requirements import require
 
-require("weblock.contrib.fastapi", "fastapi")
+# FastAPI before 0.100 also works with pydantic 1, whose applications cannot just move to 2.
+require("weblock.contrib.fastapi", "fastapi", instead="AsyncLocks and weblock.contrib.asgi")
 
 from ..asgi.request import request_locks  # noqa: E402 - only what fits can be imported
 from .dependency import LockDependency, lock  # noqa: E402
