@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final
 
 from ._core.acquiring import Locker
 from ._core.observers import Observers
@@ -28,6 +28,8 @@ class _Registry:
     def __init__(self) -> None:
         self.guard = Mutex()
         self.by_url: dict[str, Engine] = {}
+        self.open: Callable[[str | Sequence[str]], Engine] = urls.open_engine
+        """Opens the engine that a URL names."""
         self.in_use: dict[Engine, _InUse] = {}
 
     def forget(self, engine: Engine) -> None:
@@ -192,7 +194,26 @@ def _open(url: str | Sequence[str]) -> Engine:
     for each in list(_registry.by_url.values()):
         if isinstance(url, str) and each.serves(url):
             return each
-    return urls.open_engine(url)
+    return _registry.open(url)
+
+
+opened_by_url: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+"""The ``Locks`` and ``AsyncLocks`` that open their engine again by its URL."""
+
+
+@contextmanager
+def opening_instead(open_engine: Callable[[str | Sequence[str]], Engine]) -> Iterator[None]:
+    """Open other engines than URLs name while the block runs, also for URLs that are open already."""
+    with _registry.guard.lock:
+        before = _registry.by_url, _registry.open
+        _registry.by_url, _registry.open = {}, open_engine
+    try:
+        yield
+    finally:
+        with _registry.guard.lock:
+            by_url, _registry.open = before
+            still_open = _registry.in_use
+            _registry.by_url = {url: each for url, each in by_url.items() if each in still_open}
 
 
 def registering() -> AbstractContextManager[object]:

@@ -16,7 +16,7 @@ from ._core.moving import hand_over, take_over
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import SHARED, Asked, Released
 from ._core.tokens import leases_in
-from ._engines import User, registering, use, use_url
+from ._engines import User, opened_by_url, registering, use, use_url
 from ._options import (
     SHORTEST_TTL,
     Duration,
@@ -139,6 +139,7 @@ class Face:
         finally:
             opening.leave()
         locks._reopen = open_engine
+        opened_by_url.add(locks)
         return locks
 
     @classmethod

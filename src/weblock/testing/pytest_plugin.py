@@ -9,8 +9,8 @@ import pytest
 
 @pytest.fixture
 def weblock_memory() -> Iterator[None]:
-    """Locks of Django in memory, on engines of the test's own; all other options stay."""
-    from ..contrib.django.testing import memory_locks
+    """Locks in memory, on engines of the test's own: see ``weblock.testing.memory_locks``."""
+    from .memory import memory_locks
 
     with memory_locks():
         yield
