@@ -349,7 +349,7 @@ def test_the_servers_time_is_asked_for_once(
     asked: list[RedisStore] = []
     clock = RedisStore.clock
 
-    async def noted(self: RedisStore) -> float:
+    async def noted(self: RedisStore) -> Reply:
         asked.append(self)
         return await clock(self)
 

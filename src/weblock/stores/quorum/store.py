@@ -27,7 +27,7 @@ Question = Callable[[RedisStore], Coroutine[Any, Any, Any]]
 class QuorumStore(Store):
     """A store on several Redis stores: it asks all, and follows the majority."""
 
-    process = ""
+    process = ""  # Each server notifies this process on a channel of its own.
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class QuorumStore(Store):
         for pause in (*PAUSES, 0.0):
             votes = await self._ask(
                 self._all,
-                lambda store: store.acquire(key, _from(store, claim), room=room, ticket=ticket),
+                lambda store: store.acquire(key, claim, room=room, ticket=ticket),
                 acquisition,
-                enough=lambda votes: votes.granted,
+                enough=_granted,
             )
             acquisition.fence = None  # A fence that a late notification has told is over.
             acquisition.waits(votes)
@@ -102,24 +102,21 @@ class QuorumStore(Store):
             return False
 
         def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
-            claim, until = _from(store, acquisition.claim), held[self._stores.index(store)].until
-            return store.wait_behind(key, claim, ticket=acquisition.ticket, until=until)
+            until = held[self._stores.index(store)].until
+            return store.wait_behind(key, acquisition.claim, ticket=acquisition.ticket, until=until)
 
         votes = await self._ask(held, question, acquisition)
         acquisition.waits(votes)
         return bool(votes.answers(Held))
 
     async def _new_ticket(self) -> int:
-        """Return the servers' time in microseconds, which answers have told before.
+        """Return the servers' time in microseconds, which all answers tell.
 
         The first caller in a process asks for it. Raises ``EngineUnavailable`` if no majority answers.
         """
-        clocks = self._engine.clocks
-        if not clocks.known:
-            votes = await self._ask(self._all, _time)
-            if not clocks.known:
-                raise self._unavailable(votes)
-        return round(clocks.time(self._runtime.now()) * MICRO)
+        if not self._engine.clocks.known:
+            await self._answers(RedisStore.clock)
+        return round(self._engine.clocks.time(self._runtime.now()) * MICRO)
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
         def parts(together: Votes) -> list[Votes]:
@@ -149,7 +146,7 @@ class QuorumStore(Store):
         claim = acquisition.claim._replace(ttl=pulse.ttl)
         await self._ask(
             forgetful,
-            lambda store: store.acquire(pulse.key, _from(store, claim), room=0, ticket=fence),
+            lambda store: store.acquire(pulse.key, claim, room=0, ticket=fence),
             acquisition,
         )
 
@@ -183,27 +180,26 @@ class QuorumStore(Store):
         acquisition.fence = fence
 
         def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
-            return store.transfer(key, owner, _from(store, claim), fence=fence)
+            return store.transfer(key, owner, claim, fence=fence)
 
         votes = None
         for server in self._engine.order:
             votes = await self._ask([server], question, acquisition, before=votes)
             if votes.answers(Held):
                 break
-            if server in votes.answers(Gone) and await self._has(server, key, fence):
-                return Reply(Gone(), votes.sent)
+            if server in votes.answers(Gone):
+                looks = await self._ask([server], lambda store: store.look(key))
+                for look in looks.replies.values():
+                    if (
+                        isinstance(look, Look)
+                        and (grant := look.state.grant)
+                        and grant.fence == fence
+                    ):
+                        return Reply(Gone(), votes.sent)  # Another claim has the lease.
         assert votes
         others = self._all - votes.replies.keys()
-        votes = await self._ask(
-            others, question, acquisition, before=votes, enough=lambda votes: votes.granted
-        )
+        votes = await self._ask(others, question, acquisition, before=votes, enough=_granted)
         return self._known(votes.heartbeat(fence), votes)
-
-    async def _has(self, server: int, key: str, fence: int) -> bool:
-        """Return whether a server has a lease with this fence."""
-        (look,) = (await self._ask([server], lambda store: store.look(key))).replies.values()
-        grant = look.state.grant if isinstance(look, Look) else None
-        return grant is not None and grant.fence == fence
 
     async def force_release(self, key: str) -> Reply:
         votes = await self._ask(self._all, lambda store: store.force_release(key))
@@ -323,14 +319,8 @@ class QuorumStore(Store):
         return unavailable
 
 
-def _from(store: RedisStore, claim: Claim) -> Claim:
-    """Return a claim as one server gets it: each notifies this process on a channel of its own."""
-    return claim._replace(process=store.process)
-
-
-async def _time(store: RedisStore) -> Reply:
-    """Return an answer that only tells the server's time."""
-    return Reply(Gone(), await store.clock())
+def _granted(votes: Votes) -> bool:
+    return votes.granted
 
 
 async def _beat(store: RedisStore, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:

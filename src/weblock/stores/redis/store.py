@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from ..._core.ports import Look, Pulse, Reply, Store
-from ..._core.table import Claim, Waiting
+from ..._core.table import GONE, Claim, Waiting
 from ...errors import ConfigurationError, EngineUnavailable
 from .calls import Call, Layout, look_of, micros, reply_of
 from .scripts import (
@@ -44,7 +44,7 @@ class RedisStore(Store):
 
     def acquire(self, key: str, claim: Claim, *, room: int, ticket: int = 0) -> Answering:
         limit = () if claim.limit == 1 else (str(claim.limit),)
-        return self._asked(ACQUIRE, key, *_who(claim), str(room), str(ticket), *limit)
+        return self._asked(ACQUIRE, key, *self._who(claim), str(room), str(ticket), *limit)
 
     def release(self, key: str, owner: str, *, void: float = 0) -> Answering:
         return self._asked(RELEASE, key, owner, micros(void))
@@ -88,7 +88,7 @@ class RedisStore(Store):
             return failure
 
     def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Answering:
-        return self._asked(TRANSFER, key, owner, *_who(claim))
+        return self._asked(TRANSFER, key, owner, *self._who(claim))
 
     def force_release(self, key: str) -> Answering:
         return self._asked(FORCE_RELEASE, key)
@@ -101,15 +101,15 @@ class RedisStore(Store):
 
         A lease that does not end at ``until`` stays: it has been requested again.
         """
-        return self._asked(WAIT_BEHIND, key, *_who(claim), str(ticket), micros(until))
+        return self._asked(WAIT_BEHIND, key, *self._who(claim), str(ticket), micros(until))
 
     def raise_fence(self, key: str, owner: str, fence: int) -> Answering:
         """Raise the fence of the owner's lease, and of all that follow, to at least this one."""
         return self._asked(RAISE_FENCE, key, owner, str(fence))
 
-    async def clock(self) -> float:
-        """Return what the clock of the only server shows."""
-        return await self._wire.clock()
+    async def clock(self) -> Reply:
+        """Return an answer that tells nothing but the time of the only server."""
+        return Reply(GONE, await self._wire.clock())
 
     async def look(self, key: str) -> Look:
         return look_of(await self._wire.run(Call(LOOK, *self._layout.of_key(key))))
@@ -148,6 +148,6 @@ class RedisStore(Store):
             self._wire.links.listen()
         return reply
 
-
-def _who(claim: Claim) -> tuple[str, ...]:
-    return claim.owner, claim.process, claim.label, micros(claim.ttl)
+    def _who(self, claim: Claim) -> tuple[str, ...]:
+        # The claim of a quorum names no process.
+        return claim.owner, claim.process or self.process, claim.label, micros(claim.ttl)

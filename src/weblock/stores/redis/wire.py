@@ -47,6 +47,9 @@ _BINDING: Final = (ACQUIRE, RENEW, BEAT, TRANSFER, MARK)
 _OF_LOCK_ALONE: Final = (RENEW, RELEASE, LOOK)
 """What can run with the lock's own key, while a cluster moves its slot."""
 
+_REPEATABLE: Final = (ACQUIRE, TRANSFER, LOOK)
+"""What is repeated at once. A second release would be answered that there was nothing to release."""
+
 MOVING: Final = (
     "its slot is being moved to another master, which grants keys when the move has ended"
 )
@@ -103,7 +106,9 @@ class Wire:
             except FAILURES as error:
                 if address:
                     nodes.doubt(address, error)
-                if not (link and _repeatable(call, error)):
+                # The connection may have been closed before it was used again.
+                closed = link and type(error) is exceptions.ConnectionError
+                if not (closed and call.script in _REPEATABLE):
                     failure = self._judged(error)
                     raise failure from failure.__cause__
             else:
@@ -348,14 +353,6 @@ class Wire:
         unavailable = EngineUnavailable(self._name, explained(outcome))
         unavailable.__cause__ = None if isinstance(outcome, Unfit) else outcome
         return unavailable
-
-
-def _repeatable(call: Call, error: Exception) -> bool:
-    """Return whether to ask again: the connection may have been closed before it was used again.
-
-    Not a release, for the answer to a second one would be that there was nothing to release.
-    """
-    return call.script in (ACQUIRE, TRANSFER, LOOK) and type(error) is exceptions.ConnectionError
 
 
 def _sent_to(reply: exceptions.AskError, address: Address) -> Address:
