@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,12 +20,13 @@ import redis.asyncio
 from tests.servers import Server, fresh_url, shared
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, Locks
-from weblock._core.ports import Pulse
-from weblock.stores.redis import blocking
+from weblock._core.ports import Pulse, Switchboard
 from weblock.stores.redis.aio import AsyncioLink, connected
 from weblock.stores.redis.calls import packed
-from weblock.stores.redis.settings import Address
+from weblock.stores.redis.connections import Connections
+from weblock.stores.redis.settings import Address, parse
 from weblock.stores.redis.store import RedisStore
+from weblock.stores.transport import pool
 
 
 @pytest.fixture
@@ -311,14 +313,14 @@ def test_a_keeper_without_a_connection_goes_before_all_callers(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is lent the next connection that comes back, and the callers have it again afterwards."""
-    monkeypatch.setattr(blocking, "LOAN", PATIENCE)
+    monkeypatch.setattr(pool, "LOAN", PATIENCE)
     with Locks.from_url(server.url(recovery="off"), wait=PATIENCE) as locks:
         locks.acquire("a").release()
         links, address = locks._locker.store._wire.links, Address("127.0.0.1", server.port)  # type: ignore[attr-defined]
         (link,) = links._idle.pop(address)
-        with ThreadPoolExecutor(1) as pool:
-            loan = pool.submit(links.lend, address)
-            eventually(lambda: links._wanted)
+        with ThreadPoolExecutor(1) as threads:
+            loan = threads.submit(links.lend, address)
+            eventually(lambda: links._wanted[address])
             links.give_back(link)
             assert loan.result() is link
         assert not links._idle.get(address)
@@ -459,6 +461,16 @@ async def _link(server: Server, timeout: float = 1.0) -> AsyncioLink:
         timeout=timeout,
         on_end=lambda _link: None,
     )
+
+
+def test_a_store_is_freed_by_its_last_user() -> None:
+    """Its wire ends with it, and is not kept by the connections that the next one uses."""
+    connections = Connections(parse(fresh_url()), Switchboard())
+    store = connections.store(suspends=False)
+    wire = weakref.ref(store._wire)
+    del store
+    assert wire() is None
+    connections.close()
 
 
 async def test_closed_locks_open_no_connection(server: Server) -> None:

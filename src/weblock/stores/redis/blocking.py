@@ -6,8 +6,8 @@ import socket
 import struct
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import current_thread, main_thread
@@ -21,6 +21,7 @@ from ..._platform.forks import close_in_children
 from ..._platform.greenlets import patched_by
 from ..._platform.logs import logger
 from ..transport.listener import Listener
+from ..transport.pool import next_that_comes_back
 from ..transport.sending import READABLE, in_this_thread, new_poll
 from ..transport.turns import Empty, taken_out, turns
 from ..transport.unfit import Unfit
@@ -42,9 +43,6 @@ FRESH: Final = 0.05
 
 SPARE: Final = 2.0
 """Seconds for which an unneeded connection stays open, if it is not the only one."""
-
-LOAN: Final = 0.2
-"""Seconds for which a keeper that can open no connection waits for one of the callers."""
 
 LISTENED_IN: Final = 5.0
 """Seconds of silence after which a subscription is checked."""
@@ -228,7 +226,7 @@ class BlockingLinks(Links):
     ) -> None:
         self._connect = connect
         self._borrow = borrow
-        self._wanted: dict[Address, SimpleQueue[BlockingLink]] = {}
+        self._wanted: defaultdict[Address, list[SimpleQueue[BlockingLink]]] = defaultdict(list)
         """Where the next connection goes that comes back, ahead of all callers that wait for one."""
         self._connects_within = connects_within
         self._two_phase = two_phase
@@ -312,8 +310,9 @@ class BlockingLinks(Links):
             return
         if link.alive:
             link.used_at = self._answered_at = time.monotonic()
-            if self._wanted and (wanted := self._wanted.pop(link.address, None)):
-                wanted.put(link)
+            wanted = self._wanted[link.address]
+            if wanted and (queue := next(taken_out(wanted), None)):
+                queue.put(link)
             else:
                 self._idle.setdefault(link.address, []).append(link)
         else:  # The others would wait for the same server.
@@ -325,16 +324,7 @@ class BlockingLinks(Links):
     def lend(self, address: Address) -> BlockingLink | None:
         if self._borrow:  # This is the pool of the keeper itself.
             return None
-        if link := self._idle_link(address):
-            return link
-        wanted = self._wanted[address] = SimpleQueue()
-        with suppress(Empty):
-            return wanted.get(timeout=LOAN)
-        # If a caller has taken the queue, it is about to put its connection there.
-        if self._wanted.pop(address, None) is None:
-            with suppress(Empty):
-                return wanted.get(timeout=LOAN)
-        return None
+        return self._idle_link(address) or next_that_comes_back(self._wanted[address])
 
     def tidy(self) -> None:
         for idle in list(self._idle.values()):

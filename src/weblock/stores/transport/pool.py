@@ -99,7 +99,7 @@ class Pool(Generic[C]):
         try:
             connection = _usable(idle) or self._new()
         except Exception:
-            lent = self._next_of_callers()
+            lent = _usable(self._idle) or next_that_comes_back(self._wanted)
             if lent is None:
                 raise
             connection, idle = lent, self._idle
@@ -142,19 +142,6 @@ class Pool(Generic[C]):
             connection = self._connect()
         close_in_children(connection)
         return connection
-
-    def _next_of_callers(self) -> C | None:
-        if connection := _usable(self._idle):
-            return connection
-        wanted: SimpleQueue[C] = SimpleQueue()
-        self._wanted.append(wanted)
-        with suppress(Empty):
-            return wanted.get(timeout=LOAN)
-        # If a caller has taken the queue, it is about to put its connection there.
-        if next(taken_out(self._wanted), None) is None:
-            with suppress(Empty):
-                return wanted.get(timeout=LOAN)
-        return None
 
 
 class LoopPool(Generic[L]):
@@ -335,6 +322,19 @@ class LoopPools(Generic[L]):
     def close(self) -> None:
         self._closed = True
         self._loops.close()
+
+
+def next_that_comes_back(wanted: list[SimpleQueue[C]]) -> C | None:
+    """Return the next connection that a caller puts into a queue of ``wanted``; ``None`` if none comes."""
+    queue: SimpleQueue[C] = SimpleQueue()
+    wanted.append(queue)
+    with suppress(Empty):
+        return queue.get(timeout=LOAN)
+    # If a caller has taken the queue, it is about to put its connection there.
+    if next(taken_out(wanted), None) is None:
+        with suppress(Empty):
+            return queue.get(timeout=LOAN)
+    return None
 
 
 def _usable(idle: list[C]) -> C | None:
