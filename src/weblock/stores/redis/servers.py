@@ -26,7 +26,7 @@ from ..findings import (
     warning,
 )
 from ..transport import unfit
-from .asking import FAILURES, Poll, asked, opened
+from .asking import FAILURES, asked, opened
 from .settings import Address, Deployment, Settings
 
 if TYPE_CHECKING:
@@ -148,15 +148,13 @@ def diagnose(connections: Connections, settings: Settings) -> Iterator[Finding]:
         yield unreachable(error, explained(error))
         return
     if settings.deployment is Deployment.SENTINEL:
-
-        def answers(address: Address) -> bool:
-            with opened(connections.sentinel(address)) as connection:
-                return bool(asked(connection, "PING"))
-
-        poll = Poll(answers)
-        poll.ask(settings.addresses)
-        poll.wait(settings.timeout)
-        silent = [str(each) for each in settings.addresses if poll.heard.get(each) is not True]
+        silent: list[str] = []
+        for address in settings.addresses:
+            try:
+                with opened(connections.sentinel(address)) as connection:
+                    asked(connection, "PING")
+            except FAILURES:
+                silent.append(str(address))
         count = len(settings.addresses)
         text = f"{count - len(silent)} of {count} Sentinels in the URL answer"
         remedy = "Start the others, or find out why they do not answer: a failover needs a majority of all."
