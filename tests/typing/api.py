@@ -5,6 +5,8 @@ from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any, assert_type
 
+from django.http import HttpRequest, HttpResponse  # pyright: ignore[reportMissingTypeStubs]
+
 from weblock import (
     AlreadyHeld,
     AsyncLease,
@@ -26,7 +28,7 @@ from weblock import (
     Term,
     WeblockError,
 )
-from weblock.contrib.django import async_lease_of, lease_of
+from weblock.contrib.django import async_lease_of, lease_of, lock
 
 
 def blocking(item_id: int) -> None:
@@ -214,3 +216,28 @@ def of_django(request: Any) -> None:
     """What a view of Django holds."""
     assert_type(lease_of(request), Lease)
     assert_type(async_lease_of(request), AsyncLease)
+
+
+class RequestOfUser(HttpRequest):
+    """A request whose user a project knows."""
+
+    user: str
+
+
+def of_user(request: RequestOfUser) -> str:
+    """A key function for it."""
+    return request.user
+
+
+def busy(request: RequestOfUser, error: LockTimeout) -> HttpResponse:
+    """A response to it."""
+    return HttpResponse(request.user.encode(), status=409)
+
+
+@lock("item:{pk}", of_user, busy_view=busy)
+def view_of_user(request: RequestOfUser, pk: int) -> HttpResponse:
+    """A view that is locked by it."""
+    return HttpResponse(request.user.encode())
+
+
+assert_type(view_of_user(RequestOfUser(), 7), HttpResponse)

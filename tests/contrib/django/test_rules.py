@@ -7,14 +7,18 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
+from django.contrib import admin
+from django.contrib.sessions.models import Session
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient
+from django.test import AsyncClient, Client
 from django.urls import include, path
 from ninja import NinjaAPI
 
-from weblock import ConfigurationError, LeaseLost
+from tests.support.busy import busy
+from weblock import ConfigurationError, Key, LeaseLost
 from weblock.contrib.django import lock, locks
 
 from .project.shop.models import Item
@@ -209,3 +213,48 @@ def test_an_inner_function_says_nothing_of_the_view(rule: Any, settings: Any) ->
     rule({"view": "items", "key": "items"})
     settings.ROOT_URLCONF = (path("items", create, name="items"),)
     assert fetch("/items").json()["code"] == "lease_lost"
+
+
+class ItemAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Pages of which one is locked by a decorator, and others by rules."""
+
+    @lock("item:{object_id}")
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
+        return super().delete_view(request, object_id, extra_context)
+
+
+def site() -> Any:
+    """A site of the admin with rows whose keys are numbers, and with others whose keys are text."""
+    made = admin.AdminSite("admin")
+    made.register(Item, ItemAdmin)
+    made.register(Session)
+    return path("admin/", made.urls)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "url",
+    [
+        "shop/item/7/change/",
+        "shop/item/07/change/",
+        "shop/item/+7/change/",
+        "shop/item/+7/history/",
+        "shop/item/07/delete/",
+        "shop/item/07/change/?_to_field=id",
+        "sessions/session/a_2Fb/change/",
+    ],
+)
+@pytest.mark.parametrize("serves", [Client, AsyncClient])
+def test_a_row_is_one_key_in_the_admin(url: str, serves: Any, settings: Any) -> None:
+    """The admin's own quoting and spellings of a primary key are the key that an API makes of the value."""
+    Item.objects.create(pk=7)
+    settings.ROOT_URLCONF = (site(),)
+    views = ["shop_item_change", "shop_item_history"]
+    rules = [{"view": f"admin:{each}", "key": "item:{object_id}"} for each in views]
+    rules.append({"view": "admin:sessions_session_change", "key": "session:{object_id}"})
+    settings.WEBLOCK = {"default": {"URL": "memory://admin", "WAIT": 0, "RULES": rules}}
+    get = serves().get if serves is Client else async_to_sync(serves().get)
+    key = Key("session:{pk}", pk="a/b") if "session" in url else Key("item:{pk}", pk=7)
+    assert get(f"/admin/{url}").status_code == 302
+    with busy(locks["default"], key, "another"):
+        assert get(f"/admin/{url}").status_code == 409

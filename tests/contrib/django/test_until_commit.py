@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 
-from weblock import AlreadyHeld, ConfigurationError, LeaseLost
+from tests.support.busy import busy
+from weblock import AlreadyHeld, ConfigurationError, LeaseLost, LockTimeout
 from weblock.contrib.django import hold_until_commit, lock, locks
 from weblock.contrib.django.database import LOCKED_READS, until_end
 
@@ -211,3 +212,38 @@ def test_it_reads_what_is_written(settings: Any) -> None:
         hold_until_commit("a")
         assert Item.objects.all().db == "default"
     assert Item.objects.all().db == "other"
+
+
+@on_databases
+@pytest.mark.parametrize(
+    ("atomic", "trouble", "status"),
+    [(False, "busy", 200), (False, "lost", 200), (True, "busy", 200), (True, "lost", 503)],
+)
+def test_a_server_that_catches_what_resolvers_raise(
+    atomic: bool, trouble: str, status: int, serve: Any, database: Any
+) -> None:
+    """As GraphQL's do: nothing is committed without the lock, and a loss after the resolver is a 503."""
+
+    def resolve() -> None:
+        with transaction.atomic():
+            hold_until_commit("a", wait=0)
+            Item.objects.create()
+            assert locks["default"].force_release("a")
+            (mine,) = until_end(connections["default"])
+            with suppress(LeaseLost):
+                mine.lease.extend(1)
+
+    def graphql(request: HttpRequest) -> HttpResponse:
+        try:
+            resolve()
+        except (LockTimeout, LeaseLost) as error:
+            return JsonResponse({"errors": [{"message": type(error).__name__}]})
+        return JsonResponse({"data": {}})
+
+    serve(items=graphql)
+    database(ATOMIC_REQUESTS=atomic)
+    with busy(locks["default"], "a" if trouble == "busy" else "b", "another"):
+        response = fetch("/items")
+    assert response.status_code == status
+    assert status == 503 or len(response.json()["errors"]) == 1
+    assert Item.objects.count() == 0

@@ -1,4 +1,4 @@
-"""The application: ``INSTALLED_APPS += ["weblock.contrib.django"]``."""
+"""The application ``weblock.contrib.django``, for ``INSTALLED_APPS``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What holds locks around views: ``LockMiddleware``, and ``@lock`` by itself where there is none.
 
-``MIDDLEWARE += ["weblock.contrib.django.middleware.LockMiddleware"]``, as the last one. It acquires before
+``weblock.contrib.django.middleware.LockMiddleware`` is the last in ``MIDDLEWARE``. It acquires before
 the transaction of the view begins, and releases after it has ended. What it does not see, a decorated
 function that another one calls, acquires by itself: outside of a transaction, for inside one the lock
 would come too late.
@@ -35,6 +35,7 @@ from .view_lock import (
     DEFAULT,
     BusyView,
     KeyFunction,
+    R,
     ViewLock,
     in_thread,
     locks_of,
@@ -155,9 +156,9 @@ def _wanted(view: View, request: HttpRequest) -> tuple[ViewLock, ...]:
 
 
 def lock(
-    *keys: str | KeyFunction,
+    *keys: str | KeyFunction[R],
     alias: str = DEFAULT,
-    busy_view: BusyView | None = None,
+    busy_view: BusyView[R] | None = None,
     guard: GuardKind | None = None,
     **options: Unpack[HoldOptions],
 ) -> Callable[[F], F]:

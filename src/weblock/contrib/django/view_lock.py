@@ -12,10 +12,11 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.conf import settings as django_settings
+from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver, get_urlconf
 from django.urls.converters import StringConverter
@@ -32,10 +33,13 @@ DEFAULT: Final = "default"
 """The alias of locks that name none."""
 
 Keys = str | Iterable[str] | None
-KeyFunction = Callable[[HttpRequest], Keys | Awaitable[Keys]]
+R = TypeVar("R", bound=HttpRequest)
+"""A project may have a type of its own for requests with a user, say."""
+
+KeyFunction = Callable[[R], Keys | Awaitable[Keys]]
 """Makes a key, or several, from a request, or ``None`` to lock nothing. It may be a coroutine function."""
 
-BusyView = Callable[[HttpRequest, LockTimeout], HttpResponse | Awaitable[HttpResponse]]
+BusyView = Callable[[R, LockTimeout], HttpResponse | Awaitable[HttpResponse]]
 """Responds to a request that did not get its lock. It may be a coroutine function."""
 
 
@@ -59,7 +63,7 @@ class ViewLock(LockSpec):
 
     alias: str = DEFAULT
     """``guard=None`` is what this alias's ``GUARD`` says."""
-    busy_view: BusyView | None = None
+    busy_view: BusyView[Any] | None = None
 
     async def keys_of(
         self, request: HttpRequest, values: Mapping[str, object], call: Call
@@ -68,6 +72,10 @@ class ViewLock(LockSpec):
 
         Raises ``ConfigurationError`` for a part of the URL that it lacks.
         """
+        match = request.resolver_match
+        if "object_id" in values and match and (admin := getattr(match.func, "model_admin", None)):
+            pk = await call(_pk_of_admin, request, admin, str(values["object_id"]))
+            values = {**values, "object_id": pk}
         made: dict[Any, object] = {}
         if functions := self.functions:
             with rest_user(request):
@@ -92,6 +100,26 @@ class ViewLock(LockSpec):
             return found
 
         return self.made_of(values_for, made.__getitem__)
+
+
+def _pk_of_admin(request: HttpRequest, admin: Any, object_id: str) -> object:
+    """Return the primary key of the row that a page of the admin is about.
+
+    Its URL has the key as quoted text, or the value of another field. What is no row stays text.
+    """
+    from django.contrib.admin.options import TO_FIELD_VAR
+    from django.contrib.admin.utils import unquote
+
+    text = unquote(object_id)
+    field = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
+    if field and admin.to_field_allowed(request, field):
+        row = admin.get_object(request, text, field)
+        return text if row is None else row.pk
+    try:
+        found: object = admin.opts.pk.to_python(text)
+    except (ValidationError, ValueError):
+        return text
+    return found
 
 
 def refuse_key_functions(lock: ViewLock) -> ViewLock:
