@@ -17,10 +17,20 @@ import bottle
 import pytest
 
 from tests.servers import Server
+from tests.servers.single import free_port
 from tests.support.waiting import PATIENCE, eventually, waiters
-from weblock import AlreadyHeld, AsyncLocks, Attempts, ConfigurationError, Locks, LockTimeout
+from weblock import (
+    AlreadyHeld,
+    AsyncLocks,
+    Attempts,
+    ConfigurationError,
+    Locks,
+    LockTimeout,
+    Observer,
+)
 from weblock._core import acquiring
 from weblock.contrib.wsgi import LockMiddleware, RequestLayer, Rule, RuleSet, clients, request_locks
+from weblock.events import FailedOpen
 
 from . import losing
 from .gateway import Gateway, plain
@@ -130,6 +140,20 @@ class TestARule:
             server.kill()
             statuses += [Gateway(layer, path=path).serve().status for path in ("/open", "/closed")]
         assert statuses == [200, 200, 200, 503]
+
+    def test_what_runs_without_a_lease_is_reported_with_its_label(self):
+        """The label of the rule comes before the request, or takes its place as ``label=``."""
+        url, labels = f"redis://127.0.0.1:{free_port()}", []
+        rules = [Rule("/own", key="x", label="mine"), Rule("/", key="x")]
+        with Locks.from_url(url, wait=0, on_unavailable="open", label="web") as locks:
+            locks.observe(
+                Observer(
+                    lambda event: labels.append(event.label), only=[FailedOpen], immediate=True
+                )
+            )
+            for path in ("/own", "/"):
+                assert served(plain, locks, rules, path=path).status == 200
+        assert labels == ["mine", "web POST /"]
 
     @pytest.mark.parametrize(
         ("path", "query"),
