@@ -33,6 +33,11 @@ acquire: Final[
 ] = Face._acquire
 """Acquire keys for a caller, which a request is. Raises what ``Locks.acquire`` raises."""
 
+take_over: Final[Callable[[Face, str, HoldOptions], Coroutine[Any, Any, Acquired]]] = (
+    Face._take_over
+)
+"""Continue what a token of ``hand_over`` stands for. Raises what ``Locks.take_over`` raises."""
+
 place_of: Final[Callable[[Face], Place]] = attrgetter("_place")
 """Return where the keys of some locks are: a key in the same place is the same key."""
 

@@ -192,6 +192,12 @@ weblock_celery.WebLock(jobs, "memory://")
 @jobs.task(name="bill", lock="invoice:{0}", on_busy="skip")
 def bill(invoice): ...
 
+@jobs.task(name="mail", lock="mail:{0}", unique="drop", unique_for=60)
+def mail(invoice): ...
+
+@jobs.task(name="join", lock="join:{0}", unique="join", unique_for=60)
+def join(invoice): ...
+
 @jobs.task(name="free")
 def free(): ...
 
@@ -431,9 +437,13 @@ def test_tasks_of_celery_are_listed(run, told) -> None:
     facts = checked(told, "jobs")
     # What other tests of this process have shared with every application is listed, too.
     own = [
-        what for what in facts if what.removeprefix("task ") in ("bill", "free", "foreign", "pay")
+        what
+        for what in facts
+        if what.removeprefix("task ") in ("bill", "free", "foreign", "join", "mail", "pay")
     ]
-    assert own == ["task bill"]
+    assert own == ["task bill", "task mail"]
+    assert "unique='join' of task join returns the result of the queued task" in done.stderr
+    assert facts["task mail"]["options"] == {"on_busy": "wait", "unique": "drop", "unique_for": 60}
     assert facts["task bill"]["keys"] == ["invoice:{0}"]
     assert facts["task bill"]["options"] == {"wait": 0, "on_busy": "skip"}
     assert facts["task bill"]["order"] == "before the task runs"

@@ -50,6 +50,25 @@ def killed():
     (FOLDER / "ended-killed").touch()
 
 
+@app.task(
+    name="unique",
+    lock="unique:{0}",
+    unique="raise",
+    unique_for=60,
+    ttl=2,
+    acks_late=True,
+    reject_on_worker_lost=True,
+)
+def unique(_key, name):
+    """Is killed inside its lock the first time if its name says so; ends when it may."""
+    if begun(name) and name == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not (FOLDER / f"go-{name}").exists():
+        time.sleep(0.01)
+    lease_of().check()
+    (FOLDER / f"ended-{name}").touch()
+
+
 def begun(name):
     """Says that a task has begun; whether that is the first time."""
     file = FOLDER / f"begun-{name}"

@@ -1,6 +1,7 @@
 """``on_busy="skip"`` wherever a canvas of Celery can have a task, with a worker in this process."""
 
 import functools
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
@@ -14,7 +15,10 @@ from tests.support.waiting import PATIENCE
 from weblock import Locks
 from weblock.contrib.celery import WebLock
 
-pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")  # Celery's.
+pytestmark = [  # They are Celery's.
+    pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+]
 
 HAS_REDIS = tuple(map(int, redis.__version__.split(".")[:2])) >= (6, 1)
 """Whether redis-py is as new as Celery's own transport needs it."""
@@ -58,6 +62,7 @@ def app(request):
         with start_worker(app, pool="solo", perform_ping_check=False):
             yield app
         other.submit(lease.release).result()
+    gc.collect()  # The results that are left unsubscribe while there is a server.
     app.close()
     if server:
         server.close()

@@ -14,6 +14,7 @@ from tests.servers import Server, fresh_url
 from tests.servers.process import spawn
 from tests.support.waiting import eventually, waiters
 from weblock import Locks
+from weblock.contrib.celery import AlreadyQueued, WebLock
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, redis.__version__.split(".")[:2])) < (6, 1),
@@ -21,12 +22,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 LONG = "WEBLOCK_LONG" in os.environ
+SKIPPED = pytest.mark.skip(reason="it starts several workers: WEBLOCK_LONG=1")
 TOP = Path(__file__).parents[2]
 
 POOLS = {
     "prefork": ("--pool", "prefork", "--concurrency", "2"),
     "threads": ("--pool", "threads", "--concurrency", "4"),
     "gevent": ("--pool", "gevent", "--concurrency", "4"),
+    "solo": ("--pool", "solo"),
 }
 
 
@@ -147,3 +150,46 @@ def test_another_worker_goes_on(site, pool):
         site.let_end("second", "third")
         site.told("ended-second", "ended-third")
     eventually(lambda: site.holder is None)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [pool if pool == "prefork" or LONG else pytest.param(pool, marks=SKIPPED) for pool in POOLS],
+)
+def test_a_unique_task_and_its_workers(site, pool):
+    """Whatever becomes of a unique task, the next one is sent when it has ended, and not before."""
+    WebLock(site.client, site.locks)
+
+    @site.client.task(name="unique", lock="unique:{0}", unique="raise", unique_for=60)
+    def unique(_key, _name):
+        """What the worker does is in ``celery_worker``."""
+
+    def is_refused(name):
+        try:
+            unique.delay("k", name)
+        except AlreadyQueued:
+            return True
+        return False
+
+    with site.worker("one", pool) as worker:
+        revoked = unique.apply_async(("k", "revoked"), countdown=2)
+        site.client.control.revoke(revoked.id)
+        assert is_refused("second")
+        eventually(lambda: site.locks.inspect("unique:k") is None)
+        assert not (site.folder / "begun-revoked").exists()
+        if pool == "prefork":
+            unique.delay("k", "killed")
+            site.told("begun-killed")
+            assert is_refused("second")
+            site.let_end("killed")
+            site.told("ended-killed")
+            eventually(lambda: site.locks.inspect("unique:k") is None)
+        unique.delay("k", "last")
+        site.told("begun-last")
+        assert is_refused("second")
+        worker.send_signal(signal.SIGTERM)
+        eventually(lambda: "Warm shutdown" in site.log_of("one").read_text())
+        site.let_end("last")
+        assert worker.wait() == 0
+        site.told("ended-last")
+    assert site.locks.inspect("unique:k") is None

@@ -6,5 +6,6 @@ require("weblock.contrib.celery", "celery")
 
 from .extension import WebLock  # noqa: E402 - only what fits can be imported
 from .task import LockedTask, lease_of  # noqa: E402
+from .unique import AlreadyQueued  # noqa: E402
 
-__all__ = ["LockedTask", "WebLock", "lease_of"]
+__all__ = ["AlreadyQueued", "LockedTask", "WebLock", "lease_of"]

@@ -9,12 +9,14 @@ from typing import Any, Final, NoReturn, Unpack
 
 from celery import Celery, Task
 from celery.app.annotations import resolve_all
+from celery.signals import task_revoked
 
 from ..._options import LocksOptions, Options
 from ..._platform.forks import Mutex, enter_child, getpid, process
 from ...errors import ConfigurationError
 from ...sync import Locks
 from ..kit import Asked, Locked, Wanted, configured, name_of, opened, refuse_other_application
+from . import unique
 from .internals import registry_of
 from .task import LockedTask, installed, locks_for, spec_of
 
@@ -68,9 +70,10 @@ class WebLock:
             body = {"abstract": True, "__module__": base.__module__}
             app.Task = type(base.__name__, (LockedTask, base), body)
         _refuse_unlocked(app)
-        app.on_after_finalize.connect(self._configured, weak=False)  # Celery logs what it raises.
+        app.on_after_finalize.connect(self._check, weak=False)  # Celery logs what it raises.
         if app.finalized:
-            self._configured()
+            self._check()
+        task_revoked.connect(self._revoked, weak=False)
 
     @property
     def locks(self) -> Locks:
@@ -86,7 +89,19 @@ class WebLock:
                     self._opened, _ = opened(Locks, *self._configured())
         return self._opened
 
-    def _configured(self, **_signal: object) -> tuple[Wanted, LocksOptions]:
+    def _revoked(self, sender: Task, request: Any, **_facts: object) -> None:
+        """Give the key of a unique task back that was revoked, or has expired, before it ran."""
+        if sender.app is self._app:
+            unique.give_back(self.locks, (request.headers or {}).get(unique.HEADER))
+
+    def _check(self, **_signal: object) -> None:
+        """Raise ``ConfigurationError`` for a setting, or an option of a task, that cannot work."""
+        self._configured()
+        for task in registry_of(self._app).values():
+            if isinstance(task, LockedTask) and task.unique is not None:
+                unique.refuse_what_cannot_work(task)
+
+    def _configured(self) -> tuple[Wanted, LocksOptions]:
         """Return what to open. Raises ``ConfigurationError`` for a setting or an option that cannot work."""
         if self._app is None:
             raise ConfigurationError("this WebLock has no application: call locks.init_app(app)")
@@ -150,11 +165,14 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
         elif isinstance(task, LockedTask) and task.lock is not None:
             try:
                 spec, locks = spec_of(task), locks_for(task)
+                unique.refuse_what_cannot_work(task)
                 for template in spec.templates:
                     template.for_call_of(task.run)
             except ConfigurationError as error:
                 yield error
             else:
                 options = {**spec.options, "on_busy": task.on_busy}
+                if task.unique is not None:
+                    options |= {"unique": task.unique, "unique_for": task.unique_for}
                 order = "before the task runs"
                 yield Locked(f"task {name}", spec.keys, options, locks, order=order)

@@ -12,19 +12,22 @@ import inspect
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from celery import Celery, Task
 from celery.app.task import Context
 from celery.exceptions import Ignore
+from celery.utils import uuid
+from kombu.exceptions import EncodeError
 
-from ..._adapting import AtLeast, terms_of
+from ..._adapting import AtLeast, place_of, take_over, terms_of
 from ..._options import Duration, HoldOptions, seconds
 from ..._platform.logs import logger, printable
 from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
-from ...errors import ConfigurationError, LockTimeout
+from ...errors import ConfigurationError, LeaseLost, LockTimeout
 from ...keys import CheckedKey, KeyTemplate, signature_of
 from ...sync import Lease, Locks
 from ..kit import (
@@ -37,6 +40,8 @@ from ..kit import (
     innermost,
     wanted_by,
 )
+from . import unique
+from .unique import Unique, Until
 
 OnBusy = Literal["wait", "skip", "retry"]
 LockOption = str | KeyFunction | Sequence[str | KeyFunction] | None
@@ -46,6 +51,8 @@ MARGIN: Final = 5.0
 
 LEAST_COUNTDOWN: Final = 1.0
 
+_OF_TAKE_OVER: Final = ("ttl", "max_hold", "renew", "label")
+"""The options of ``Locks.take_over``."""
 
 installed: Final[WeakKeyDictionary[Celery, Callable[[], Locks]]] = WeakKeyDictionary()
 """What returns the locks of an application, which are opened when the first task needs them."""
@@ -90,6 +97,17 @@ class LockedTask(Task):
     """For how many seconds the key stays taken, also if the task ends before: see ``Locks.run``."""
     lock_shared: bool | None = None
     """The option ``shared`` of ``HoldOptions``, for Celery has a ``shared=`` of its own in ``@app.task``."""
+    unique: Unique | None = None
+    """What ``delay`` and ``apply_async`` do if a task with this key is queued or running: ``"raise"``
+    raises ``AlreadyQueued``, ``"join"`` returns the ``AsyncResult`` of that task, ``"drop"`` returns
+    ``None``. ``None`` sends the task; then ``on_busy`` says what happens when it runs.
+    """
+    unique_for: Duration | None = None
+    """For how many seconds the task may wait in its queue, after its countdown or ETA. Then its key
+    becomes free, whether or not it has run.
+    """
+    until: Until = "end"
+    """Until when the key is held: ``"end"`` of the run, or its ``"start"``."""
     on_lost: Callable[..., None] | None = None
     """A method, or a function of the task and the lease, that is called once, in a background thread,
     when the lease is lost while the task runs.
@@ -118,8 +136,68 @@ class LockedTask(Task):
         for name in ("busy_countdown", "at_least"):
             if (value := getattr(cls, name)) is not None:
                 seconds(name, value)
-        for template in spec_of(cls).templates:
+        spec = spec_of(cls)
+        unique.check(cls, spec.options)
+        for template in spec.templates:
             template.for_call_of(run)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        *given: Any,
+        **options: Any,
+    ) -> Any:
+        """Send the task, as Celery does; with ``unique``, its key is acquired before that.
+
+        A duplicate that is a member of a canvas is sent, and skipped when it would run, since the rest
+        of the canvas waits for it.
+
+        Raises:
+            AlreadyQueued: With ``unique="raise"``: a task with this key is queued or running.
+            EngineUnavailable: The engine did not answer. The task was not sent.
+        """
+        send = super().apply_async
+        if self.unique is None:
+            return send(args, kwargs, task_id, *given, **options)
+        unique.refuse_what_cannot_work(self)
+        task_id, locks, spec = task_id or uuid(), locks_for(self), spec_of(self)
+        run = inspect.getattr_static(type(self), "run").unlocked(self, type(self))
+        keys = keys_of_call(spec, run, args or (), kwargs or {})
+        if not keys:  # Its functions have made none.
+            return send(args, kwargs, task_id, *given, **options)
+        assert self.unique_for is not None
+        length = unique.length_of(self.app, self.unique_for, options)
+        is_next_attempt = task_id == self.request.id and not self.request.called_directly
+        running = innermost(Running)
+        token = ""
+        if is_next_attempt and running and running.task is self:
+            token = running.hand_on(keys, length)
+        if not token:
+            held: HoldOptions = {
+                **spec.options,
+                "label": _label(locks, spec.options, self, task_id),
+            }
+            try:
+                token = unique.token_for(locks, keys, held, length) or ""
+            except unique.AlreadyQueued as duplicate:
+                if unique.in_canvas(options) and not is_next_attempt:
+                    token = unique.DUPLICATE
+                elif not is_next_attempt:
+                    return unique.told(self, duplicate)
+        headers = {**(options.pop("headers", None) or {}), unique.HEADER: token}
+        try:
+            return send(args, kwargs, task_id, *given, headers=headers, **options)
+        except EncodeError:  # After any other error, the broker may have the message.
+            unique.give_back(locks, token)
+            raise
+
+
+def _label(locks: Locks, options: HoldOptions, task: Task, task_id: str | None) -> str:
+    """Return the label of a task's lease, which ends with the task as Celery's log names it."""
+    name = f"{task.name}[{task_id}]" if task_id else task.name
+    return f"{options.get('label', locks.label)} {name}"[-LONGEST_LABEL:]
 
 
 def spec_of(task: LockedTask | type[LockedTask]) -> LockSpec:
@@ -196,6 +274,8 @@ class Running(RequestLeases[Lease]):
         self.task: Final = task
         self.code: Final = code
         """What identifies the function that runs: a class may have overridden another's."""
+        self._token: Final[str | None] = (task.request.headers or {}).get(unique.HEADER)
+        """What its message says of its key, if it was acquired when the task was sent."""
 
     def run(self, work: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return what the work returns, which runs while its keys are held.
@@ -219,15 +299,27 @@ class Running(RequestLeases[Lease]):
         finally:
             part_of.reset(part)
 
+    def hand_on(self, keys: Sequence[CheckedKey], length: float) -> str:
+        """Return a token of its lease for its next attempt; an empty one if it has no such lease."""
+        if self.lease is not None and self.lease.keys == tuple(keys):
+            with suppress(LeaseLost):
+                return self.lease.hand_over(ttl=length)
+        return ""
+
     def _work(
         self, work: Callable[[], Any], keys: Sequence[CheckedKey], options: HoldOptions
     ) -> Any:
         if not keys:  # Its functions have made none.
             return work()
+        if self._token == unique.DUPLICATE:
+            return self._skip("its key was taken when it was sent")
         try:
             self.lease = self._acquire(keys, options)
         except LockTimeout as busy:
             return self._find_busy(busy)
+        if self.task.until == "start":
+            drive(self.release())
+            self.lease = None
         if not self.leases:  # What is around it holds them.
             return work()
         (own,) = self.leases
@@ -248,18 +340,22 @@ class Running(RequestLeases[Lease]):
         goes on, the broker has delivered a task that runs: the earlier one will store the result.
         """
         task, locks, options = self.task, self._locks, given.copy()
-        # A label ends with the task as Celery's log names it.
-        mark = f" {task.name}[{task.request.id}]" if task.request.id else f" {task.name}"
-        options["label"] = f"{options.get('label', locks.label)}{mark}"[-LONGEST_LABEL:]
+        options["label"] = _label(locks, given, task, task.request.id)
+        if self._token is not None:
+            options["wait"] = 0
+        if self._token:
+            with suppress(LeaseLost):  # Another delivery has it, or it has ended.
+                return self._taken_over(self._token, options)
 
         def runs_already() -> bool:
+            mark = f" {task.name}[{task.request.id}]"
             infos = map(locks.inspect, self.book.missing(locks, keys))
             return any(each.label.endswith(mark) for info in infos if info for each in info.holders)
 
         try:
             return drive(self.take(locks, keys, options))
         except LockTimeout:
-            if task.on_busy == "retry" or not task.request.id or not runs_already():
+            if self._on_busy == "retry" or not task.request.id or not runs_already():
                 raise
         options["wait"] = terms_of(locks, options).ttl + MARGIN
         try:
@@ -269,20 +365,39 @@ class Running(RequestLeases[Lease]):
                 raise Ignore(f"it runs already: {busy}") from busy
             raise
 
+    def _taken_over(self, token: str, options: HoldOptions) -> Lease:
+        terms: Any = {name: options[name] for name in _OF_TAKE_OVER if name in options}
+        acquired = drive(take_over(self._locks, token, terms))
+        lease = self.new_lease(self._locks, acquired)
+        self._acquired.append(acquired)
+        self.leases.append(lease)
+        place = place_of(self._locks)
+        self.book.keys.update({(place, key): lease for key in lease.keys})
+        return lease
+
+    @property
+    def _on_busy(self) -> OnBusy:
+        return self.task.on_busy if self._token is None else "skip"
+
     def _find_busy(self, busy: LockTimeout) -> None:
         """End or postpone a task whose keys are busy."""
         task, request = self.task, self.task.request
         if (
-            task.on_busy == "retry" and not request.is_eager
+            self._on_busy == "retry" and not request.is_eager
         ):  # Celery repeats an eager task at once.
             # Not all tasks at once, unless the task says when.
             countdown = max(LEAST_COUNTDOWN, busy.retry_after or 0.0) * random.uniform(1.0, 1.5)
             if task.busy_countdown is not None:
                 countdown = seconds("busy_countdown", task.busy_countdown)
             raise task.retry(exc=busy, countdown=countdown)
-        if task.on_busy != "skip":
+        if self._on_busy != "skip":
             raise busy
-        logger.info("task %s[%s] is skipped: %s", task.name, request.id, printable(str(busy)))
+        self._skip(str(busy))
+
+    def _skip(self, why: str) -> None:
+        """End a task that is not to run."""
+        task, request = self.task, self.task.request
+        logger.info("task %s[%s] is skipped: %s", task.name, request.id, printable(why))
         if request.called_directly:
             return
         if not request.is_eager:  # Groups, chords and callers wait for a result of each task.
@@ -292,7 +407,7 @@ class Running(RequestLeases[Lease]):
                 options = part["options"]
                 context = Context(options, id=options["task_id"], group=options.get("group_id"))
                 backend.mark_as_done(context.id, None, context)
-        raise Ignore(str(busy))
+        raise Ignore(why)
 
 
 def _tasks_in(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -1,0 +1,317 @@
+"""Unique tasks of ``weblock.contrib.celery``: what a second sender gets, and when the key is free again."""
+
+import functools
+import itertools
+import threading
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.contrib.testing.worker import start_worker
+from celery.worker import state
+from kombu.exceptions import EncodeError, OperationalError
+
+from tests.support.waiting import PATIENCE, eventually
+from weblock import ConfigurationError, Locks
+from weblock.contrib.celery import AlreadyQueued, WebLock, lease_of
+from weblock.contrib.celery.unique import HEADER
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def locks(url):
+    """Locks of this test's own."""
+    with Locks.from_url(url, wait=PATIENCE, label="sender") as locks:
+        yield locks
+
+
+@pytest.fixture
+def app(locks):
+    """An application with locks, a broker and a result backend in this process."""
+    name = f"unique{next(numbers)}"
+    app = Celery(name, broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(task_default_queue=name, worker_hijack_root_logger=False)
+    app.task = functools.partial(app.task, shared=False)
+    WebLock(app, locks)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def pay(app):
+    """A unique task, which notes its runs in ``pay.ran``, and waits for ``pay.may_end``."""
+
+    @app.task(bind=True, lock="pay:{0}", unique="raise", unique_for=60)
+    def pay(self, number):
+        pay.begun.set()
+        assert pay.may_end.wait(PATIENCE)
+        pay.ran.append(lease_of().fence)
+        return number
+
+    pay.begun, pay.may_end, pay.ran = threading.Event(), threading.Event(), []
+    return pay
+
+
+@contextmanager
+def worker(app):
+    """A worker in a thread of this process."""
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=PATIENCE):
+        yield
+
+
+def same(number):
+    """What a task does."""
+    return number
+
+
+def doubled(number):
+    """What another task does."""
+    return 2 * number
+
+
+def collected(results):
+    """What the body of a chord does."""
+    return results
+
+
+def nothing():
+    """What a task without arguments does."""
+
+
+@contextmanager
+def sent_by(app, monkeypatch):
+    """The headers of the message that is sent in the block, which no broker gets."""
+    headers = {}
+    with monkeypatch.context() as patch:
+        send = lambda *_args, **options: headers.update(options["headers"])  # noqa: E731
+        patch.setattr(app.amqp, "send_task_message", send)
+        yield headers
+
+
+def is_free(locks, key):
+    """Whether nobody has the key."""
+    return locks.inspect(key) is None
+
+
+def test_a_second_one_is_not_sent_while_the_first_is_queued_or_runs(app, locks, pay):
+    """The second sender learns the id of the queued task, until the first has ended; then it may send."""
+    first = pay.delay(7)
+    with pytest.raises(AlreadyQueued, match=r"'pay:7' was not sent: task .* has the key") as queued:
+        pay.delay(7)
+    assert (queued.value.key, queued.value.task_id) == ("pay:7", first.id)
+    assert 50 < queued.value.remaining <= 60
+    fence = locks.inspect("pay:7").fence
+    with worker(app):
+        assert pay.begun.wait(PATIENCE)
+        with pytest.raises(AlreadyQueued) as running:
+            pay.s(7).apply_async()
+        assert running.value.task_id == first.id
+        pay.may_end.set()
+        assert first.get(timeout=PATIENCE) == 7
+        assert pay.ran == [fence]
+        eventually(lambda: is_free(locks, "pay:7"))
+        assert pay.delay(7).get(timeout=PATIENCE) == 7
+
+
+def test_another_key_is_another_job(pay):
+    """Only tasks with equal keys are duplicates."""
+    pay.delay(7)
+    assert pay.delay(8).id
+
+
+def test_a_duplicate_is_dropped_or_joined(app, pay):
+    """With ``drop`` the sender gets ``None``, with ``join`` the result of the task that is queued."""
+    drop = app.task(name="drop", lock="pay:{0}", unique="drop", unique_for=60)(same)
+    join = app.task(name="join", lock="pay:{0}", unique="join", unique_for=60)(same)
+    first = pay.delay(7)
+    assert drop.delay(7) is None
+    joined = join.delay(7)
+    pay.may_end.set()
+    with worker(app):
+        assert joined.id == first.id
+        assert joined.get(timeout=PATIENCE) == 7
+
+
+def test_what_is_no_task_holds_the_key(locks, pay):
+    """A key that other code holds is busy, and nobody waits for it in ``delay``."""
+    with locks.hold("pay:7"), pytest.raises(AlreadyQueued, match="something else than") as busy:
+        pay.delay(7)
+    assert busy.value.task_id is None
+    assert pay.delay(7).id
+
+
+def test_the_key_lasts_until_the_eta_and_unique_for_after_it(app, locks, pay):
+    """A countdown or an ETA is added to ``unique_for``, however short the ttl is."""
+    pay.apply_async((1,), countdown=1000)
+    pay.apply_async((2,), eta=app.now() + timedelta(seconds=2000))
+    pay.apply_async((3,), eta=(app.now() + timedelta(seconds=3000)).isoformat())
+    for number in (1, 2, 3):
+        assert 1000 * number < locks.inspect(f"pay:{number}").remaining <= 1000 * number + 60
+
+
+def test_a_task_that_nobody_runs_frees_its_key(app, locks):
+    """After ``unique_for``, a job that the broker has lost can be sent again."""
+    lost = app.task(lock="lost", unique="raise", unique_for=0.5)(nothing)
+    lost.delay()
+    app.control.purge()
+    eventually(lambda: is_free(locks, "lost"))
+    assert lost.delay().id
+
+
+def test_with_until_start_the_next_one_may_be_sent_while_the_task_runs(app, locks, pay):
+    """The key is free as soon as the run has begun."""
+
+    @app.task(lock="early:{0}", unique="raise", unique_for=60, until="start")
+    def early(number):
+        pay.begun.set()
+        pay.may_end.wait(PATIENCE)
+        with pytest.raises(ConfigurationError, match="no task holds a lock here"):
+            lease_of()
+        return number
+
+    first = early.delay(7)
+    with worker(app):
+        assert pay.begun.wait(PATIENCE)
+        assert is_free(locks, "early:7")
+        second = early.delay(7)
+        with pytest.raises(AlreadyQueued):
+            early.delay(7)
+        pay.may_end.set()
+        assert [each.get(timeout=PATIENCE) for each in (first, second)] == [7, 7]
+
+
+@pytest.mark.parametrize("until", ["end", "start"])
+def test_a_retry_is_no_duplicate_and_nobody_gets_in_between(app, locks, until):
+    """The next attempt continues the lease, longer than its ttl, and is never dropped."""
+    fences, refused = [], []
+
+    @app.task(bind=True, lock="again", unique="raise", unique_for=60, until=until, ttl=0.5)
+    def again(self):
+        if until == "end":
+            fences.append(lease_of().fence)
+        if self.request.retries == 0:
+            raise self.retry(countdown=1)
+        return self.request.id
+
+    result = again.delay()
+    with worker(app):
+        eventually(lambda: result.state == "RETRY")
+        try:
+            again.delay()
+        except AlreadyQueued as error:
+            refused.append(error.task_id)
+        assert result.get(timeout=PATIENCE) == result.id
+    assert refused == [result.id]
+    assert len(set(fences)) <= 1
+    assert is_free(locks, "again")
+
+
+def test_a_broker_that_may_have_the_message_keeps_the_key(app, locks, pay, monkeypatch):
+    """After an error while publishing nobody knows; a message that was never made frees its key."""
+
+    def fail(error):
+        def send(*args, **options):
+            raise error
+
+        monkeypatch.setattr(app.amqp, "send_task_message", send)
+
+    fail(OperationalError("lost"))
+    with pytest.raises(OperationalError):
+        pay.delay(7)
+    assert locks.inspect("pay:7").holder
+    fail(EncodeError("no JSON"))
+    with pytest.raises(EncodeError):
+        pay.delay(8)
+    assert is_free(locks, "pay:8")
+
+
+def test_a_revoked_or_expired_task_frees_its_key(app, locks, pay):
+    """A worker that meets a task that is not to run gives back its key by the token of the message."""
+    revoked, expired = pay.delay(1), pay.apply_async((2,), expires=-1)
+    state.revoked.add(revoked.id)
+    with worker(app):
+        eventually(lambda: is_free(locks, "pay:1") and is_free(locks, "pay:2"))
+    assert expired.state == revoked.state == "REVOKED"
+    assert pay.ran == []
+
+
+def test_a_second_delivery_runs_only_where_no_other_task_has_the_key(app, locks, pay, monkeypatch):
+    """A token works once: a late copy of a message acquires the key without waiting, or is skipped."""
+    pay.may_end.set()
+    with sent_by(app, monkeypatch) as headers:
+        pay.delay(7)
+    assert pay.apply((7,), task_id="a", headers=headers).get() == 7
+    assert pay.apply((7,), task_id="a", headers=headers).get() == 7
+    other = pay.delay(7)
+    assert pay.apply((7,), task_id="a", headers=headers).state == "IGNORED"
+    assert locks.inspect("pay:7").holder.endswith(f"[{other.id}]")
+
+
+def test_eager_tasks_are_unique_too(app, locks, pay):
+    """A task that runs at once has the key while it runs, and gives it back."""
+    app.conf.task_always_eager = True
+    pay.may_end.set()
+    assert pay.delay(7).get() == 7
+    assert is_free(locks, "pay:7")
+
+    @app.task(lock="pay:{0}", unique="drop", unique_for=9)
+    def again(number):
+        return number, again.delay(number)
+
+    assert again.delay(7).get() == (7, None)
+
+
+def test_other_headers_stay_what_they_are(app, pay, monkeypatch):
+    """The token travels beside the application's own headers, and is not shown in a result."""
+    with sent_by(app, monkeypatch) as headers:
+        pay.apply_async((7,), headers={"trace": "1"}, task_id="mine", priority=3)
+    assert headers["trace"] == "1"
+    assert headers[HEADER].startswith("weblock1.")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unique_for": 9}, "need unique="),
+        ({"until": "start"}, "need unique="),
+        ({"unique": "raise"}, "unique_for=: for how many seconds"),
+        ({"unique": "once", "unique_for": 9}, "must be one of"),
+        ({"unique": "raise", "unique_for": 9, "until": "never"}, "must be one of"),
+        ({"unique": "raise", "unique_for": 0}, "unique_for=0 must be"),
+        ({"unique": "raise", "unique_for": 9, "lock": None}, "needs lock="),
+        ({"unique": "raise", "unique_for": 9, "limit": 2}, "without limit="),
+    ],
+)
+def test_options_that_cannot_work_are_refused_where_they_are_written(app, options, message):
+    """An error names the option and the remedy, before anything is sent."""
+    with pytest.raises(ConfigurationError, match=message):
+        app.task(**{"lock": "a", **options})(nothing).delay()
+
+
+def test_joining_needs_a_result_backend(locks):
+    """Without one, ``join`` is refused before a task is sent."""
+    bare = Celery(f"bare{next(numbers)}", broker="memory://", set_as_current=False)
+    WebLock(bare, locks)
+    task = bare.task(shared=False, lock="a", unique="join", unique_for=9)(nothing)
+    with pytest.raises(ConfigurationError, match="set result_backend, or write unique='drop'"):
+        task.delay()
+    assert is_free(locks, "a")
+
+
+def test_a_duplicate_in_a_canvas_counts_as_done(app, locks, pay):
+    """A group is ready and a chord calls its body, although one of their tasks was queued already."""
+    twice = app.task(name="twice")(doubled)
+    total = app.task(name="total")(collected)
+    first = pay.delay(7)
+    together = group(pay.s(7), twice.s(8)).apply_async()
+    chained = chain(pay.s(7), twice.s()).apply_async()
+    joined = chord([pay.s(7), twice.s(8)])(total.s())
+    pay.may_end.set()
+    with worker(app):
+        assert first.get(timeout=PATIENCE) == 7
+        assert together.get(timeout=PATIENCE) == [None, 16]
+        assert chained.get(timeout=PATIENCE) is None
+        assert joined.get(timeout=PATIENCE) == [None, 16]
+    assert len(pay.ran) == 1
