@@ -27,6 +27,7 @@ from ...errors import LeaseLost
 from ..kit import (
     BODY_WAIT,
     ClientGone,
+    Problem,
     answers,
     innermost,
     problem_of,
@@ -115,10 +116,13 @@ class RequestLayer:
         try:
             # In a task of its own, also where nothing is locked: nobody knows that beforehand, and
             # what cancels ours must not cancel locked work.
-            if loss := await to_its_end(
+            instead = await to_its_end(
                 exchange.work, outbox.loop, may_end=request.leave, scope=by_anyio
-            ):
-                await exchange.answer_loss(loss)
+            )
+            if isinstance(instead, LeaseLost):
+                await exchange.answer_loss(instead)
+            elif instead:
+                await exchange.answer_gone(instead)
             await outbox.finish()
         except asyncio.CancelledError:
             await outbox.abort()
@@ -175,19 +179,27 @@ class _Exchange(NamedTuple):
     by_anyio: Any
     """What anyio cancels of the request, if the application may use anyio."""
 
-    async def work(self, ended: asyncio.Future[None]) -> LeaseLost | None:
-        """Run the application, and release when it has ended, however it ended."""
-        request, loss = self.request, None
+    async def work(self, ended: asyncio.Future[None]) -> LeaseLost | Problem | None:
+        """Run the application, and release when it has ended, however it ended.
+
+        Return the loss of a lease, or the problem of a client that left while its request waited.
+        """
+        request, loss, gone = self.request, None, None
         part_of.set(request.book.flow)
         try:
             with self.by_anyio or nullcontext():
                 await self.app(self.scope, self.inbox.receive, self.outbox.send)
         except BaseException as error:
-            if not request.interrupted:
-                raise
+            # A task group around an application that ends without a response adds an error.
+            if isinstance(error, BaseExceptionGroup) and error.subgroup(ClientGone):
+                error = ClientGone()
             # Starlette wraps an error that an application inside the application has answered.
             known = error.__cause__ if isinstance(error, RuntimeError) else error
-            if not isinstance(known, asyncio.CancelledError | LeaseLost):
+            if isinstance(error, ClientGone):
+                gone = problem_of(error)
+            elif not request.interrupted:
+                raise
+            elif not isinstance(known, asyncio.CancelledError | LeaseLost):
                 logger.warning("a request whose lease was lost failed", exc_info=error)
         finally:
             request.over = True
@@ -195,7 +207,13 @@ class _Exchange(NamedTuple):
                 loss = await request.release()
             if not ended.done():
                 ended.set_result(None)
-        return loss
+        return gone or loss
+
+    async def answer_gone(self, gone: Problem) -> None:
+        """Answer a client that has left: what is around the application expects a response."""
+        self.outbox.discard()
+        if self.scope["type"] == "http" and not self.outbox.sent:
+            await ProblemResponse(gone)(self.scope, self.receive, self.outbox.send)
 
     async def answer_loss(self, loss: LeaseLost) -> None:
         if self.outbox.sent:
@@ -210,10 +228,6 @@ class _Exchange(NamedTuple):
             # So Starlette wraps an error that an application inside the application has answered.
             error = error.__cause__ if problem_of(error.__cause__) else error
         try:
-            if isinstance(error, ClientGone):
-                if self.request.within:  # Only the outermost may end without a response.
-                    raise error
-                return
             if problem_of(error) and not self.outbox.sent:
                 await self._answer_problem(error)
                 return

@@ -27,7 +27,7 @@ from ..kit import (
     refuse_other_application,
 )
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, LOCK_WAIT, GuardKind, refuse_guard
-from ..wsgi import ClientGone, RequestLayer, Rewrite
+from ..wsgi import RequestLayer, Rewrite
 from ..wsgi.layer import Answer, respond_with
 from .commands import commands
 from .database import Database
@@ -204,7 +204,6 @@ def _answers(app: Flask, rewrite: Rewrite | None) -> Answer:
 
     if WeblockError not in app.error_handler_spec[None][None]:
         app.register_error_handler(WeblockError, handle)
-    app.register_error_handler(ClientGone, handle)
 
     def answer(error: BaseException) -> WSGIApplication | None:
         handlers = (

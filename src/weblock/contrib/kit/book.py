@@ -52,7 +52,6 @@ from ..._runtime.internals import running_loop
 from ...errors import AlreadyHeld, ConfigurationError, LeaseLost
 from ...keys import CheckedKey, unqualified
 from .output import check_done
-from .problems import ClientGone
 from .spec import LockSpec
 
 L = TypeVar("L", bound=BaseLease)
@@ -355,7 +354,7 @@ async def to_its_end(
                     if may_end():
                         task.cancel()
         error = None if task.cancelled() else task.exception()
-        if error and ClientGone not in (type(error), type(error.__cause__)):
+        if error:
             # Of the work, not the cancellation that is handled here.
             logger.error("a request failed after it was cancelled", exc_info=error)  # noqa: TRY400
         raise

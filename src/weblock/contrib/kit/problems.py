@@ -35,8 +35,12 @@ CLIENT_GONE: Final = 499
 """The status in nginx's log of a client that did not wait for its response, which nobody reads."""
 
 
-class ClientGone(Exception):
-    """The client left while its request was waiting for a lock."""
+class ClientGone(BaseException):
+    """The client left while its request was waiting for a lock.
+
+    Like a cancellation it is not an ``Exception``: nothing has failed, and what rolls back for it has
+    nothing to log.
+    """
 
 
 @dataclass(frozen=True)

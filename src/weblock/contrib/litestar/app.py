@@ -26,7 +26,6 @@ from ..asgi import ProblemResponse, RequestLayer
 from ..kit import (
     BODY_WAIT,
     Asked,
-    ClientGone,
     Locked,
     Problem,
     Rewrite,
@@ -36,7 +35,7 @@ from ..kit import (
 )
 from .locks import locks_of
 
-ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey, BodyTimeout, ClientGone)
+ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey, BodyTimeout)
 
 
 class LockedLitestar(Litestar):

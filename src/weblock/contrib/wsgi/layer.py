@@ -19,7 +19,7 @@ from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
 from ...errors import LeaseLost
 from ...sync import Locks
-from ..kit import BODY_WAIT, Problem, answers, innermost, seconds_or_none, watch_sessions
+from ..kit import BODY_WAIT, ClientGone, Problem, answers, innermost, seconds_or_none, watch_sessions
 from .outbox import Outbox
 from .request import ENVIRON_KEY, RequestLocks
 
@@ -96,7 +96,7 @@ class RequestLayer:
         work = Work(request, outbox)
         try:
             body = work.run(app, environ)
-        except Exception as error:
+        except (Exception, ClientGone) as error:
             answer = None if outbox.sent else self._answer(error)
             if answer is None:
                 raise
