@@ -1,9 +1,10 @@
 """Requests that end before their time: given up, cancelled, or outlived by a part of themselves."""
 
 import asyncio
+from typing import Annotated
 
 import pytest
-from fastapi import Depends, FastAPI
+from fastapi import Body, Depends, FastAPI, Request
 
 from tests.support.aio import PATIENCE, eventually
 from weblock import ConfigurationError
@@ -418,3 +419,96 @@ class TestUploadsThatBreakOff:
             await served
         assert [message.get("body") for message in heard] == [b"begin", None]
         await (await locks.acquire("x", wait=0)).release()
+
+
+class TestThoseWhoAsk:
+    @pytest.mark.parametrize("locked", [True, False])
+    @pytest.mark.parametrize("turn", ["first question", "later"])
+    async def test_a_long_poll_learns_that_its_client_left(self, locks, locked, turn):
+        """``is_disconnected`` gets a true answer inside a lock, while a listener hears nothing."""
+        app = FastAPI()
+        install(app, locks)
+        began, left, answers, heard = asyncio.Event(), asyncio.Event(), [], []
+
+        @app.post("/items", dependencies=[Depends(lock("x"))] if locked else [])
+        async def poll(request: Request, _: Annotated[int, Body()]):
+            if turn == "later":
+                answers.append(await request.is_disconnected())
+            began.set()
+            await left.wait()
+            answers.append(await request.is_disconnected())
+            listening = asyncio.ensure_future(request.receive())
+            await turns(5)
+            heard.append(listening.done())
+            listening.cancel()
+
+        exchange = Exchange(body=b"7")
+        exchange.scope["headers"].append((b"content-type", b"application/json"))
+        served = exchange.served_by(app)
+        await began.wait()
+        exchange.leaves()
+        left.set()
+        await served
+        assert answers == ([False, True] if turn == "later" else [True])
+        assert heard == [not locked]
+
+
+class TestMiddlewareAround:
+    """``@app.middleware("http")``, inside of the layer or around it, expects a response."""
+
+    def install(self, locks, place):
+        app = FastAPI()
+        around = app.middleware("http")
+        if place == "inside":
+            around(lambda request, call_next: call_next(request))
+        install(app, locks)
+        if place == "around":
+            around(lambda request, call_next: call_next(request))
+        return app
+
+    @pytest.mark.parametrize("place", ["inside", "around", "none"])
+    @pytest.mark.parametrize("by", ["dependency", "service"])
+    async def test_a_client_that_leaves_while_it_waits(self, locks, place, by):
+        """It is nobody's error: sessions roll back without one, and the server gets a response."""
+        app, errors, closed = self.install(locks, place), [], []
+
+        async def session():
+            try:
+                yield
+            except Exception as error:
+                errors.append(error)
+                raise
+            finally:
+                closed.append("async")
+
+        def sync_session():
+            try:
+                yield
+            except Exception as error:
+                errors.append(error)
+                raise
+            finally:
+                closed.append("sync")
+
+        needs = [Depends(session), Depends(sync_session)]
+
+        @app.post(
+            "/items", dependencies=[*needs, *([Depends(lock("x"))] if by != "service" else [])]
+        )
+        async def create():
+            await request_locks().acquire("x")
+
+        exchange = Exchange()
+        async with locks.hold("x"):
+            served = exchange.served_by(app)
+            await eventually(lambda: exchange.scope.get(SCOPE_KEY) and request_waits(exchange))
+            exchange.leaves()
+            await served
+        assert exchange.status == 499
+        assert errors == []
+        assert sorted(closed) == ["async", "sync"]
+
+
+def request_waits(exchange):
+    """Whether a request waits for a key."""
+    return request_locks(exchange.scope)._client.waiter

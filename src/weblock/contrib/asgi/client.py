@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -44,7 +46,7 @@ class Inbox:
 
     An application that has not received the whole body still sees it, because it may be waiting for
     the rest; and one that streams, because it may stream until nobody listens any more; and one that
-    waits for a key by itself, of which nothing runs meanwhile.
+    waits for a key by itself, of which nothing runs meanwhile; and one that only asks.
 
     After the last part of a stream, it sees one even if the server has not told it, for the stream may be held
     back: an application that listens while it streams, as Litestar's does, ends only then.
@@ -83,8 +85,9 @@ class Inbox:
 
     async def receive(self) -> Message:
         """Return the next message, for the application."""
+        is_question = self.withholds and await self._is_question()
         while not self._ahead:
-            if self._is_over or (self.cut_off and not self._whole):
+            if self._is_over or (self.cut_off and (is_question or not self._whole)):
                 return {"type": f"{self._kind}.disconnect"}
             if self.withholds or (self._whole and self._pending):
                 self._over = self._over or asyncio.get_running_loop().create_future()
@@ -104,11 +107,27 @@ class Inbox:
             while (
                 self._whole
                 and self.withholds
-                and not (self._streams or self._waits or self._is_over)
+                and not (is_question or self._streams or self._waits or self._is_over)
             ):
                 self._withheld = self._withheld or asyncio.Event()
                 await self._withheld.wait()
         return message
+
+    async def _is_question(self) -> bool:
+        """Return whether the caller asks what has arrived, and waits for nothing.
+
+        So does ``Request.is_disconnected`` of Starlette, in a cancel scope of anyio that is cancelled already.
+        """
+        anyio = sys.modules.get("anyio")
+        if anyio is None or anyio.current_effective_deadline() != -math.inf:
+            return False
+        if not (self._ahead or self._reading):
+            self._pending = self._pending or asyncio.ensure_future(self._read_ahead())
+            with anyio.CancelScope(shield=True):
+                await asyncio.sleep(
+                    0
+                )  # A server that knows of a disconnect does not wait to return it.
+        return True
 
     def begin_stream(self) -> None:
         """Tell a disconnect to an application that streams."""

@@ -19,7 +19,15 @@ from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
 from ...errors import LeaseLost
 from ...sync import Locks
-from ..kit import BODY_WAIT, ClientGone, Problem, answers, innermost, seconds_or_none, watch_sessions
+from ..kit import (
+    BODY_WAIT,
+    ClientGone,
+    Problem,
+    answers,
+    innermost,
+    seconds_or_none,
+    watch_sessions,
+)
 from .outbox import Outbox
 from .request import ENVIRON_KEY, RequestLocks
 
