@@ -414,6 +414,17 @@ def skips_where_busy(on_busy: OnBusy, options: HoldOptions) -> bool:
     return on_busy == "skip"
 
 
+OnLost = Literal["continue", "cancel"]
+"""What happens to the work under a lock when its lease is lost."""
+
+
+def cancels_when_lost(on_lost: OnLost) -> bool:
+    """Return whether work is cancelled. Raises ``ConfigurationError`` for what is no such word."""
+    if on_lost not in ("continue", "cancel"):
+        raise ConfigurationError(f"on_lost={on_lost!r:.80} must be 'cancel' or 'continue'")
+    return on_lost == "cancel"
+
+
 def without_waiting(options: HoldOptions) -> HoldOptions:
     """Return the options of ``try_acquire``, which never waits. Raises ``TypeError`` for a wait."""
     wait = options.get("wait", 0)

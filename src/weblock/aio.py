@@ -16,6 +16,8 @@ from ._options import (
     Duration,
     HoldOptions,
     OnBusy,
+    OnLost,
+    cancels_when_lost,
     in_turn,
     kept_for,
     refuse_coroutine,
@@ -48,13 +50,17 @@ class AsyncLocks(Face):
 
     _runtime = AsyncioRuntime
 
-    def hold(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncHold:
+    def hold(
+        self, *keys: str, on_lost: OnLost = "continue", **options: Unpack[HoldOptions]
+    ) -> AsyncHold:
         """Hold keys for an ``async with`` block, which gets the ``AsyncLease``.
 
         Several keys are acquired in one fixed order, all or none.
 
         Args:
             *keys: What to lock: 1 to 512 characters each, such as ``"item:7"``.
+            on_lost: ``"cancel"`` cancels the block when the lease is lost, and raises ``LeaseLost``.
+                ``"continue"`` (the default) raises it when the block ends.
             **options: Override the defaults of this ``AsyncLocks``; durations are seconds.
                 ``ttl`` (10): how long the lease lasts unless it is renewed;
                 ``wait`` (5): how long to wait, 0 for not at all, ``None`` without limit;
@@ -75,7 +81,8 @@ class AsyncLocks(Face):
                 lease of one of several keys ended while this call waited for another, because of
                 ``max_hold`` for example.
         """
-        return AsyncHold(self, keys, options)
+        kind = _CancellingHold if cancels_when_lost(on_lost) else AsyncHold
+        return kind(self, keys, options)
 
     async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
         """Acquire keys, and hold them until ``release`` is called on the lease.
@@ -211,12 +218,12 @@ class AsyncLocks(Face):
         skips = skips_where_busy(on_busy, options)
         least = AtLeast(self, at_least, options)
         try:
-            lease = await self.acquire(key, **options)
+            lease = CancellingLease(*await self._acquire((key,), options))
         except LockTimeout:
             if skips:
                 return None
             raise
-        async with lease, CancelledWhenLost(lease):
+        async with lease:
             await least.begin(lease)
             try:
                 return await call(work, args)
@@ -255,7 +262,7 @@ class AsyncLocks(Face):
         keep = kept_for(expiry)
         if await self._is_done(key):
             return False
-        async with self.hold(key, **in_turn(options)) as lease, CancelledWhenLost(lease):
+        async with self.hold(key, on_lost="cancel", **in_turn(options)) as lease:
             return await self._unless_done(lease, lambda: call(step, args), keep)
 
     async def forget(self, key: str) -> None:
@@ -600,22 +607,20 @@ class AsyncHold(Inside[AsyncLease]):
         return self._leave().__aexit__(exc_type, error, traceback)
 
 
-class CancelledWhenLost:
-    """An ``async with`` block that is cancelled when a lease is lost, and raises ``LeaseLost``."""
+class CancellingLease(AsyncLease):
+    """A lease whose ``async with`` block is cancelled when it is lost, and then raises ``LeaseLost``."""
 
-    __slots__ = ("_cancelled_before", "_cancels", "_lease", "_task", "_timer")
+    __slots__ = ("_cancelled_before", "_cancels", "_task", "_timer")
 
-    def __init__(self, lease: AsyncLease) -> None:
-        self._lease = lease
-        self._task: asyncio.Task[Any] | None = None
+    async def __aenter__(self) -> Self:
+        """Return the lease, which is released when the block ends."""
+        self._task = asyncio.current_task()
         self._timer: asyncio.TimerHandle | None = None
         self._cancels = False
-
-    async def __aenter__(self) -> None:
-        self._task = asyncio.current_task()
         self._cancelled_before = self._task.cancelling() if self._task else 0
-        self._lease.on_lost(self._cancel)
+        self.on_lost(self._cancel)
         self._look()
+        return self
 
     async def __aexit__(
         self,
@@ -626,20 +631,20 @@ class CancelledWhenLost:
         task, self._task = self._task, None
         if self._timer:
             self._timer.cancel()
-        if not (task and self._cancels):
-            return
-        others_cancel_too = task.uncancel() > self._cancelled_before
-        if isinstance(error, asyncio.CancelledError) and not others_cancel_too:
-            self._lease.check()
+        if task and self._cancels:
+            others_cancel_too = task.uncancel() > self._cancelled_before
+            if isinstance(error, asyncio.CancelledError) and not others_cancel_too:
+                exc_type = error = traceback = None  # The loss is raised instead.
+        await super().__aexit__(exc_type, error, traceback)
 
     def _look(self) -> None:
         """Notice the loss in time, even while the keeper waits for an engine."""
-        if self._lease.held:
+        if self.held:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._lease.remaining(), self._look)
+            self._timer = loop.call_later(self.remaining(), self._look)
         else:
             with contextlib.suppress(LeaseLost):
-                self._lease.check()
+                self.check()
 
     def _cancel(self) -> None:
         if self._task:
@@ -647,20 +652,25 @@ class CancelledWhenLost:
             self._task.cancel()
 
 
-class AsyncTerm(AsyncLease):
+class _CancellingHold(AsyncHold):
+    """An ``async with`` block that holds keys, and is cancelled when one of them is lost."""
+
+    __slots__ = ()
+
+    async def __aenter__(self) -> AsyncLease:
+        self._entered = True
+        acquired = await self._locks._acquire(self._keys, self._options)  # noqa: SLF001 - of one module
+        return self._enter(await CancellingLease(*acquired).__aenter__())
+
+
+class AsyncTerm(CancellingLease):
     """The lease of a caller that leads.
 
     ``async with term:`` cancels its block when the term is lost, and releases it when the block
     ends. Unlike other leases, its loss is no error there: the loop of ``lead`` goes on.
     """
 
-    __slots__ = ("_block",)
-
-    async def __aenter__(self) -> Self:
-        """Return the term, whose block is cancelled if it is lost."""
-        self._block = CancelledWhenLost(self)
-        await self._block.__aenter__()
-        return self
+    __slots__ = ()
 
     async def __aexit__(  # type: ignore[override]  # Only a term suppresses an error.
         self,
@@ -669,12 +679,9 @@ class AsyncTerm(AsyncLease):
         traceback: TracebackType | None,
     ) -> bool:
         try:
-            await self._block.__aexit__(exc_type, error, traceback)
             await super().__aexit__(exc_type, error, traceback)
         except LeaseLost:
             return True
-        finally:
-            del self._block
         return self._is_own_loss(error)
 
 

@@ -8,7 +8,9 @@ import functools
 import gc
 import threading
 import warnings
+from typing import Any
 
+import anyio
 import pytest
 
 from tests.support.renewals import end, hurry, renewed
@@ -225,15 +227,26 @@ class Endless:
         return str(self._at_its_end)
 
 
+@pytest.fixture(params=["run", "hold"])
+def run(request: pytest.FixtureRequest, asynchronous: AsyncLocks) -> Any:
+    """What runs work that is cancelled when its lease is lost."""
+
+    async def hold(key: str, work: Any, **options: Any) -> Any:
+        async with asynchronous.hold(key, on_lost="cancel", **options):
+            return await work()
+
+    return asynchronous.run if request.param == "run" else hold
+
+
 @pytest.mark.promise("locks")
 class TestCancelling:
     @pytest.mark.parametrize("stubborn", [False, True])
     def test_work_is_cancelled_when_its_lease_is_lost(
-        self, asynchronous, tasks, probe, *, stubborn
+        self, run, asynchronous, tasks, probe, *, stubborn
     ) -> None:
         """It ends without waiting for what it waited for; who returns nevertheless is told, too."""
         work = Endless("done" if stubborn else None)
-        running = tasks.actor().begin(asynchronous.run, "key", work.run, ttl=LONG)
+        running = tasks.actor().begin(run, "key", work.run, ttl=LONG)
         assert work.started.wait(LONG)
         assert probe.force_release("key")
         hurry(asynchronous)
@@ -241,49 +254,77 @@ class TestCancelling:
             running.result(LONG)
         assert work.cancelled
 
-    def test_the_end_of_a_lease_cancels(self, asynchronous, tasks) -> None:
+    def test_the_end_of_a_lease_cancels(self, run, asynchronous, tasks) -> None:
         """So does a lease that ends because nobody renews it, or because it was held for too long."""
         for options in ({"renew": False}, {"max_hold": LONG}):
             work = Endless()
-            running = tasks.actor().begin(asynchronous.run, "key", work.run, ttl=LONG, **options)
+            running = tasks.actor().begin(run, "key", work.run, ttl=LONG, **options)
             assert work.started.wait(LONG)
             end(asynchronous)
             with pytest.raises(LeaseLost):
                 running.result(LONG)
             assert work.cancelled
 
-    def test_an_error_of_cancelled_work_is_raised(self, asynchronous, tasks) -> None:
+    def test_an_error_of_cancelled_work_is_raised(self, run, asynchronous, tasks) -> None:
         """With a note of the loss: an error that cleaning up has raised is not hidden."""
         work = Endless(KeyError("cleaning up"))
-        running = tasks.actor().begin(asynchronous.run, "key", work.run, ttl=LONG)
+        running = tasks.actor().begin(run, "key", work.run, ttl=LONG)
         assert work.started.wait(LONG)
         end(asynchronous)
         with pytest.raises(KeyError, match="cleaning up") as raised:
             running.result(LONG)
         assert "lost" in raised.value.__notes__[0]
 
-    def test_who_cancels_the_caller_is_obeyed(self, asynchronous, tasks, waiting) -> None:
+    def test_who_cancels_the_caller_is_obeyed(self, run, tasks, waiting) -> None:
         """Work that is cancelled by others ends as cancelled, and gives the key back."""
         actor, work = tasks.actor(), Endless()
-        running = actor.begin(asynchronous.run, "key", work.run, ttl=LONG)
+        running = actor.begin(run, "key", work.run, ttl=LONG)
         assert work.started.wait(LONG)
         actor.cancel()
         with pytest.raises(asyncio.CancelledError):
             running.result(LONG)
         eventually(lambda: waiting("key") is None)
 
-    def test_what_goes_on_afterwards_is_not_cancelled(self, asynchronous, tasks, probe) -> None:
+    def test_what_goes_on_afterwards_is_not_cancelled(self, run, tasks) -> None:
         """Only the work is cancelled: the caller who expects a loss can await and lock again."""
 
         async def caller() -> str:
             with pytest.raises(LeaseLost):
-                await asynchronous.run("key", Endless().run, ttl=0.2, renew=False)
+                await run("key", Endless().run, ttl=0.2, renew=False)
             async with asyncio.timeout(LONG):
                 await asyncio.sleep(0)
                 assert asyncio.current_task().cancelling() == 0
-                return await asynchronous.run("key", tasks.work(lambda: "went on"))
+                return await run("key", tasks.work(lambda: "went on"))
 
         assert tasks.actor().do(caller) == "went on"
+
+    def test_the_time_limit_of_a_caller_is_its_own(self, asynchronous, tasks, probe) -> None:
+        """A loss within ``asyncio.timeout`` or scopes of anyio is ``LeaseLost``; their end is ``TimeoutError``."""
+
+        async def caller() -> None:
+            for limited in (asyncio.timeout, anyio.fail_after):
+                for within, expected in ((LONG, LeaseLost), (0.05, TimeoutError)):
+                    options = {"ttl": 0.1, "renew": False} if within == LONG else {"ttl": LONG}
+                    with pytest.raises(expected):
+                        await hold(limited(within), options)
+                    assert asyncio.current_task().cancelling() == 0
+                    await asyncio.sleep(0)
+
+        async def hold(limit: Any, options: dict[str, Any]) -> None:
+            async with contextlib.AsyncExitStack() as stack:
+                if hasattr(limit, "__aenter__"):
+                    await stack.enter_async_context(limit)
+                else:
+                    stack.enter_context(limit)
+                async with asynchronous.hold("key", on_lost="cancel", **options) as lease:
+                    assert lease.held
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(anyio.sleep_forever)
+
+        tasks.actor().do(caller)
+        assert probe.inspect("key") is None
+        with pytest.raises(ConfigurationError, match="on_lost='stop' must be 'cancel' or"):
+            asynchronous.hold("key", on_lost="stop")
 
 
 class TestMistakes:

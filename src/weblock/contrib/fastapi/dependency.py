@@ -10,13 +10,13 @@ import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, NoReturn, Self, Unpack, get_args
+from typing import Annotated, Any, Final, NoReturn, Self, Unpack
 
 from fastapi import BackgroundTasks, Depends, params
 from fastapi.requests import HTTPConnection
 
 from ..._adapting import when
-from ..._options import HoldOptions
+from ..._options import HoldOptions, OnLost, cancels_when_lost
 from ...aio import call_in
 from ...errors import ConfigurationError
 from ...keys import signature_of
@@ -25,8 +25,6 @@ from ..asgi.protocol import Scope
 from ..asgi.request import SCOPE_KEY
 from ..kit import KeyFunction, LockSpec, name_of
 from .declared import Known, values_for
-
-OnLost = Literal["cancel", "continue"]
 
 
 class NotOfRequest:
@@ -177,6 +175,5 @@ def lock(
         ConfigurationError: A key template or an option cannot work.
         TypeError: There is no key, or no such option.
     """
-    if on_lost not in get_args(OnLost):
-        raise ConfigurationError(f"on_lost={on_lost!r:.80} must be 'cancel' or 'continue'")
+    cancels_when_lost(on_lost)  # It raises for a word that does not exist.
     return LockDependency.of(keys, options, on_lost=on_lost)
