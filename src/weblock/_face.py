@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Final, Generic, Literal, NamedTuple, TypeVar, Unpack
+from typing import Final, Generic, Literal, NamedTuple, NoReturn, TypeVar, Unpack
 
 from ._core.acquiring import Caller, Locker
 from ._core.attempts import Attempts
@@ -186,6 +186,13 @@ class Face:
         if getpid() != process.pid:
             enter_child()
         return self._options.label
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled or copied, because its connections belong to this process: create"
+            f" one with {type(self).__name__}.from_url(...) where it is needed; all of one URL share an"
+            " engine"
+        )
 
     def __repr__(self) -> str:
         namespace = self._options.namespace
@@ -505,6 +512,12 @@ class BaseLease:
         self._locker = locker
         self._holdings = holdings
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled or copied, because it belongs to this process: pass the token of"
+            " lease.hand_over(), and call locks.take_over(token) there"
+        )
+
     @property
     def key(self) -> str:
         """The key; of several, the first in sorted order, whatever the order they were named in."""
@@ -515,16 +528,16 @@ class BaseLease:
         return tuple(unqualified(holding.key) for holding in self._holdings)
 
     @property
-    def fence(self) -> int | None:
+    def fence(self) -> int:
         """The fencing token, which is larger than those of all earlier leases of the key.
 
-        Of several keys, the fence of ``key``: use ``fences``. ``None`` if the section runs without a
-        lease (``on_unavailable="open"``).
+        Of several keys, the fence of ``key``: use ``fences``. 0 if the section runs without a lease
+        (``on_unavailable="open"``).
         """
         return self._holdings[0].fence
 
     @property
-    def fences(self) -> dict[str, int | None]:
+    def fences(self) -> dict[str, int]:
         """The fencing token of each key."""
         return {unqualified(holding.key): holding.fence for holding in self._holdings}
 

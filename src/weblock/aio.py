@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
+from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from ._adapting import AtLeast
 from ._face import BaseLease, Face, Inside, leaving
@@ -95,15 +95,20 @@ class AsyncLocks(Face):
         """
         return AsyncLease(*await self._acquire(keys, options))
 
-    async def try_acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease | None:
+    def try_acquire(
+        self, *keys: str, **options: Unpack[HoldOptions]
+    ) -> Coroutine[Any, Any, AsyncLease | None]:
         """Return the lease if the keys are free at this moment, else ``None``. Never waits.
 
         Takes the arguments of ``hold`` except ``wait``.
 
         Raises:
             EngineUnavailable: The engine did not answer.
+            TypeError: The result was used as a condition without ``await``.
         """
-        options = without_waiting(options)
+        return _Trial(self._try_acquire(keys, without_waiting(options)))
+
+    async def _try_acquire(self, keys: tuple[str, ...], options: HoldOptions) -> AsyncLease | None:
         try:
             return await self.acquire(*keys, **options)
         except LockTimeout:
@@ -475,6 +480,35 @@ class AsyncLocks(Face):
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+
+class _Trial(Coroutine[Any, Any, R]):
+    """The coroutine of ``try_acquire``. Any other would be true, and its caller would hold nothing."""
+
+    __slots__ = ("__weakref__", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, R]) -> None:
+        self._work = work
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            "try_acquire was not awaited, so it locked nothing: write 'await' before it"
+        )
+
+    def __await__(self) -> Generator[Any, Any, R]:
+        return self._work.__await__()
+
+    def send(self, value: Any) -> Any:
+        """Continue it, as asyncio does."""
+        return self._work.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an error in it."""
+        return self._work.throw(*error)
+
+    def close(self) -> None:
+        """End it."""
+        self._work.close()
 
 
 class AsyncLease(BaseLease):

@@ -12,6 +12,11 @@ from typing import Any
 class WeblockError(Exception):
     """The base class of the errors that weblock raises."""
 
+    @property
+    def for_operators(self) -> str:
+        """The message together with the notes, which name what a client must not see."""
+        return "; ".join([str(self), *getattr(self, "__notes__", ())])
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__.copy())
 
@@ -34,7 +39,9 @@ class LockTimeout(WeblockError, TimeoutError):
         place: How many callers were in front of this one when it last asked.
         waiters: The length of the queue, if the caller was rejected because it is full.
         attempts: How often the caller asked, with ``Attempts``.
-        holder: The label of who held the key then; ``None`` if the engine did not tell.
+        holder: The label of the holder then; ``None`` if the engine did not report it. The message
+            does not contain it, because servers send messages to their clients; a note of the error
+            does, which tracebacks show.
     """
 
     def __init__(
@@ -48,21 +55,22 @@ class LockTimeout(WeblockError, TimeoutError):
         place: int | None = None,
         holder: str | None = None,
     ) -> None:
-        by = f", and is held by {holder!r}" if holder else ""
         if attempts is not None:
             tries = "the only attempt" if attempts == 1 else f"each of {attempts} attempts"
-            reason = f"it was busy at {tries}{by}: retry later"
+            reason = f"it was busy at {tries}: retry later"
         elif waiters is not None:
             others = "1 other is" if waiters == 1 else f"{waiters} others are"
             reason = f"{others} waiting already: retry later, or raise max_waiters="
         elif wait == 0:
-            reason = f"it is busy{by}, and wait=0 does not wait: retry later, or raise wait="
+            reason = "it is busy, and wait=0 does not wait: retry later, or raise wait="
         else:
             others = "1 other" if place == 1 else f"{place} others"
             ahead = f", with {others} in front" if place else ""
             within = f"it was not free within wait={wait:g} s{ahead}" if wait else "it is busy"
-            reason = f"{within}{by}: retry later, or raise wait="
+            reason = f"{within}: retry later, or raise wait="
         super().__init__(f"lock {key!r} was not acquired: {reason}")
+        if holder:
+            self.add_note(f"lock {key!r} is held by {holder!r}")
         self.key = key
         self.wait = wait
         self.retry_after = retry_after

@@ -43,7 +43,7 @@ def test_who_was_refused_is_told_the_holder(locks, one, other) -> None:
     """Its label, whether the caller has waited or not."""
     one.do(locks.acquire, "key", ttl=60, label="the holder")
     for wait in (0, 0.1):
-        with pytest.raises(LockTimeout, match="is held by 'the holder'") as refused:
+        with pytest.raises(LockTimeout) as refused:
             other.do(locks.acquire, "key", wait=wait)
         assert refused.value.holder == "the holder"
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import pickle
 import uuid
+from collections.abc import Callable
 
 import pytest
 
@@ -68,3 +72,33 @@ async def test_a_callback_that_would_do_nothing_is_refused(
     async with AsyncLocks.from_url(url) as async_locks, async_locks.hold("a") as async_lease:
         with pytest.raises(TypeError, match=remedy):
             getattr(async_lease, what)(callback)
+
+
+@pytest.mark.parametrize("kind", [Locks, AsyncLocks])
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+async def test_a_copy_is_refused_with_what_to_do_instead(
+    kind: type[Locks | AsyncLocks], copied: Callable[[object], object]
+) -> None:
+    """Locks and leases belong to their process; the error names no internals but the remedy."""
+    locks = kind.from_url(f"memory://{uuid.uuid4().hex}")
+    with pytest.raises(TypeError, match=r"Locks.from_url\(\.\.\.\) where it is needed"):
+        copied(locks)
+    lease = locks.acquire("key") if isinstance(locks, Locks) else await locks.acquire("key")
+    with pytest.raises(TypeError, match=r"take_over\(token\) there"):
+        copied(lease)
+
+
+async def test_a_trial_that_is_not_awaited_is_no_answer() -> None:
+    """It was true before, and nothing was locked; awaited in any way, it is the lease or ``None``."""
+    async with AsyncLocks.from_url(f"memory://{uuid.uuid4().hex}") as locks:
+        with pytest.raises(TypeError, match="write 'await' before it"):
+            bool(trial := locks.try_acquire("key"))
+        lease = await trial
+        assert lease
+        task = asyncio.create_task(locks.try_acquire("key"))
+        found = await asyncio.gather(task, asyncio.wait_for(locks.try_acquire("key"), 60))
+        assert found == [None, None]
+        await lease.release()
+        del trial
+        with pytest.warns(RuntimeWarning, match="never awaited"):
+            locks.try_acquire("key")

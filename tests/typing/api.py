@@ -41,8 +41,8 @@ def blocking(item_id: int) -> None:
         assert_type(lease, Lease)
         assert_type(lease.key, str)
         assert_type(lease.keys, tuple[str, ...])
-        assert_type(lease.fence, int | None)
-        assert_type(lease.fences, dict[str, int | None])
+        assert_type(lease.fence, int)
+        assert_type(lease.fences, dict[str, int])
         assert_type(lease.owner, str)
         assert_type(lease.held, bool)
         assert_type(lease.remaining(), float)
@@ -69,7 +69,7 @@ async def asynchronous(item_id: int) -> None:
     assert_type(locks, AsyncLocks)
     async with locks.hold("create_item", f"item:{item_id}", max_hold=30) as lease:
         assert_type(lease, AsyncLease)
-        assert_type(lease.fence, int | None)
+        assert_type(lease.fence, int)
         assert_type(lease.remaining(), float)
         assert_type(lease.check(), None)
         assert_type(await lease.extend(2), None)
@@ -143,7 +143,7 @@ async def work(locks: Locks, async_locks: AsyncLocks) -> None:
     for term in locks.lead("scheduler", max_hold=60):
         assert_type(term, Term)
         with term:
-            assert_type(term.fence, int | None)
+            assert_type(term.fence, int)
     async for async_term in async_locks.lead("scheduler"):
         assert_type(async_term, AsyncTerm)
         async with async_term:

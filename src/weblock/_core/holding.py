@@ -393,7 +393,8 @@ class Unprotected:
 
     asked_to_release = False
     owner = ""
-    fence = None
+    fence = 0
+    """Below every fencing token: a resource that compares them rejects it."""
     deadline = 0.0
     status = Status.RELEASED
     """There is nothing to give back."""

@@ -123,7 +123,7 @@ class Command(click.Command):
                 warn("weblock: " + "\n".join(map(printable, str(no).split("\n"))))
             raise SystemExit(no.code) from no
         except WeblockError as error:
-            text = in_options(str(error), self)
+            text = in_options(error.for_operators, self)
             facts = {"error": type(error).__name__, "message": text}
             warn(json.dumps(facts) if session.json else f"weblock: {printable(text)}")
             code = next(code for kind, code in _CODES.items() if isinstance(error, kind))

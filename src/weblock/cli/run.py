@@ -131,7 +131,7 @@ def run_command(
         except LockTimeout as busy:
             if not skip_if_busy:
                 raise
-            code = run.ends("skipped", f"skipped: {in_options(str(busy), run_command)}", 0)
+            code = run.ends("skipped", f"skipped: {in_options(busy.for_operators, run_command)}", 0)
         except Interrupted as interrupted:
             code = run.ends("interrupted", "", Code.SIGNALLED + interrupted.args[0])
         finally:

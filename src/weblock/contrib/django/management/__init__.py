@@ -115,7 +115,7 @@ class LockedCommand(BaseCommand):
             codes = [code for kind, code in _CODES.items() if isinstance(error, kind)]
             if not codes or (ran and not isinstance(error, LeaseLost)):
                 raise
-            raise CommandError(printable(str(error)), returncode=codes[0]) from error
+            raise CommandError(printable(error.for_operators), returncode=codes[0]) from error
         if not ran:
             self.stderr.write(f"skipped: {printable(key)} is busy")
         return result
