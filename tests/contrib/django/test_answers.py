@@ -61,6 +61,7 @@ async def test_a_browser_gets_a_page(bare: None, serve: Any) -> None:
         assert response.status_code == 409
         assert response["Content-Type"] == "text/html; charset=utf-8"
         assert response["Vary"] == "Accept"
+        assert response["Cache-Control"] == "no-store"
         assert int(response["Retry-After"]) >= 1
         assert b"<h1>The resource is busy</h1>" in response.content
     for accept in ("*/*", "application/json", "application/problem+json, text/html"):
@@ -189,6 +190,7 @@ async def test_rest_framework_renders_refusals(bare: None, serve: Any) -> None:
             assert response["Content-Type"].startswith("text/plain")
             assert response.content.startswith(b"lock_timeout: Another request")
             assert int(response["Retry-After"]) >= 1
+            assert response["Cache-Control"] == "no-store"
 
 
 class Versioned(Rest):

@@ -122,7 +122,7 @@ def _details(_request: HttpRequest, problem: Problem, _error: WeblockError) -> H
         problem.body,
         status=problem.status,
         content_type=problem.media_type,
-        headers=problem.headers,
+        headers=problem.uncached,
     )
     patch_vary_headers(response, ["Accept"])
     return response
@@ -138,13 +138,13 @@ def _page(request: HttpRequest, problem: Problem, error: WeblockError) -> HttpRe
     retry_after = problem.headers.get("Retry-After")
     context = {"problem": problem, "error": error, "retry_after": retry_after}
     page = template.render(context, request)
-    response = HttpResponse(page, status=problem.status, headers=problem.headers)
+    response = HttpResponse(page, status=problem.status, headers=problem.uncached)
     patch_vary_headers(response, ["Accept"])
     return response
 
 
 def _with_headers(response: HttpResponse, problem: Problem) -> HttpResponse:
-    for name, value in problem.headers.items():
+    for name, value in problem.uncached.items():
         response.setdefault(name, value)
     return response
 

@@ -65,10 +65,15 @@ class Problem:
     media_type = "application/problem+json"
 
     @property
+    def uncached(self) -> dict[str, str]:
+        """Return the headers, and that nothing may store the response: some proxies keep errors."""
+        return {"Cache-Control": "no-store", **self.headers}
+
+    @property
     def fields(self) -> dict[str, str]:
         """Return all headers of the response."""
         length = str(len(self.body))
-        return {"Content-Type": self.media_type, "Content-Length": length, **self.headers}
+        return {"Content-Type": self.media_type, "Content-Length": length, **self.uncached}
 
     @property
     def body(self) -> bytes:

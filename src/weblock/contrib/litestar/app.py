@@ -115,7 +115,7 @@ def _response(problem: Problem) -> Response[bytes]:
         problem.body,
         status_code=problem.status,
         media_type=problem.media_type,
-        headers=problem.headers,
+        headers=problem.uncached,
     )
 
 
