@@ -140,8 +140,8 @@ def test_a_caller_is_called_throughout_the_pauses_between_its_attempts() -> None
     assert waits.prepared == 1
 
 
-def test_a_new_caller_asks_an_engine_once_that_is_known_to_be_down() -> None:
-    """The first goes on asking; who comes after it gets the error at once, until the engine answers again."""
+def test_one_new_caller_asks_an_engine_once_that_is_known_to_be_down() -> None:
+    """Others get the error without a request, until the engine answers again. The first one goes on asking."""
     locker, runtime = locker_on(None)
     with pytest.raises(EngineUnavailable):
         drive(locker.acquire(["k"], TERMS, 3))
@@ -152,6 +152,10 @@ def test_a_new_caller_asks_an_engine_once_that_is_known_to_be_down() -> None:
     assert runtime.clock == down
     answers = locker.store.answers  # type: ignore[attr-defined]
     answers[:] = [BUSY, None]
+    with pytest.raises(EngineUnavailable, match="has answered nobody for"):
+        drive(locker.acquire(["k"], TERMS, 3))
+    assert answers == [BUSY, None]
+    runtime.clock += 0.1
     with pytest.raises(LockTimeout):
         drive(locker.acquire(["k"], TERMS, 0))
     with pytest.raises(EngineUnavailable):

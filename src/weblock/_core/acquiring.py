@@ -21,6 +21,7 @@ from .attempts import Attempts
 from .holding import Anchor, Hands, Holding, Status, Terms, Unprotected
 from .keeping import LATEST, Debt, Keeper
 from .observers import Observers
+from .outage import DOWN
 from .outage import LONGEST as OUTAGE
 from .pace import Pace
 from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
@@ -54,13 +55,6 @@ LOOK: Final = 0.5
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds between attempts to reach an engine that does not answer."""
-
-DOWN: Final = 1.0
-"""Seconds without an answer to anybody after which a new caller asks only once.
-
-Where every request waits for an engine that is down, a server soon has no threads and connections left.
-Callers that were waiting before go on.
-"""
 
 LEAVING: Final = 8
 """Turns of an event loop in which a generator that was left by ``break`` begins to release its lease.
@@ -462,6 +456,8 @@ class Acquisition:
         try:
             if not keeper.stake(hands, self.key, self.owner, self._terms.ttl):
                 self._locker.refuse_unless_kept(self._terms)
+            if self._observers.heeds_answers:
+                self._refuse_if_it_is_down()
             self._locker.switchboard.bells[self.owner] = self._bell
             return await self._until_held()
         except (LockTimeout, EngineRecovering, AlreadyHeld) as failure:
@@ -550,6 +546,11 @@ class Acquisition:
             if self._locker.over:
                 raise self._locker.closed()
             pause = min(LONGEST_PAUSE, 2 * pause)
+
+    def _refuse_if_it_is_down(self) -> None:
+        down_for = self._locker.health.spares(self._runtime.now())
+        if down_for:
+            raise self._unavailable(f"it has answered nobody for {down_for:.1f} s")
 
     def _busy(self, answer: Busy, now: float) -> LockTimeout | EngineRecovering:
         self._leaves_traces = self._in_doubt or answer.elsewhere

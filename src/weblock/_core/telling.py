@@ -31,12 +31,13 @@ AGAIN: Final = 1.0
 class Health:
     """How an engine has answered the callers of one ``Locks``."""
 
-    __slots__ = ("_observers", "_outage", "_recovering_until")
+    __slots__ = ("_observers", "_outage", "_recovering_until", "spares")
 
     def __init__(self, observers: Observers) -> None:
         self._observers = observers
         self._recovering_until = float("-inf")
         self._outage = Outage()
+        self.spares = self._outage.spares
 
     def answered(self, operation: str, sent: float) -> None:
         """Record an answer of the engine to a request of ``sent``."""
