@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import threading
 from collections.abc import Iterator
@@ -24,13 +25,14 @@ from weblock import (
     Locks,
     LockTimeout,
 )
+from weblock._core.acquiring import Acquisition
 from weblock._core.ports import Ask, Grasp, Message
 from weblock._runtime.blocking import drive
 from weblock.cli.app import app
 from weblock.stores.postgresql import connections
 from weblock.stores.postgresql.connections import OfThreads
 from weblock.stores.postgresql.engine import PostgreSQLEngine
-from weblock.stores.postgresql.links import AsyncioLink
+from weblock.stores.postgresql.links import AsyncioLink, BlockingLink
 from weblock.stores.postgresql.settings import parse
 from weblock.stores.postgresql.statements import DONE, PORTION
 from weblock.stores.transport import unfit
@@ -593,6 +595,41 @@ class TestSilence:
 
             await links.in_turn("default:key", work)
             await (await locks.acquire("key")).release()
+
+
+def test_waiters_that_have_gone_are_forgotten(url, locks) -> None:
+    """A process remembers the waiters that it has, however busy its notifications are."""
+    with Locks.from_url(varied(url, timeout=21)) as holder, holder.hold("key"):
+        for _ in range(50):
+            with pytest.raises(LockTimeout):
+                locks.acquire("key", wait=0.001)
+        gc.collect()
+        assert not [each for each in gc.get_objects() if type(each) is Acquisition]
+        assert not locks._locker.switchboard.bells  # type: ignore[attr-defined]
+
+
+async def test_a_statement_that_could_not_be_prepared_is_prepared_again(locks, url) -> None:
+    """A lock timeout while a statement is prepared leaves no name behind that the server does not know."""
+    locks.acquire("key").release()  # So that there is a table.
+    table, settings = table_of(locks), parse(url)
+    query = f"SELECT $1::text FROM {table} LIMIT 1".encode()
+    blocking, link = BlockingLink(settings), await AsyncioLink.open(settings)
+    try:
+        with psycopg.connect(shared_postgres().url()) as other:
+            other.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
+            for statement in (b"SET lock_timeout = 20", b"SET statement_timeout = 0"):
+                blocking.ask(statement)
+                await link.ask(statement)
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                blocking.ask(query, "x")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                await link.ask(query, "x")
+        assert blocking.ask(query, "x") == [("x",)] == await link.ask(query, "x")
+        prepared = "SELECT count(*) FROM pg_prepared_statements WHERE statement = $1"
+        assert blocking.ask(prepared.encode(), query.decode()) == [(1,)]
+    finally:
+        blocking.close()
+        link.close()
 
 
 @pytest.fixture
