@@ -190,6 +190,23 @@ class TestViews:
         with ThreadPoolExecutor(4) as threads:
             assert {*threads.map(ask, range(20))} == {200}
 
+    def test_a_lock_of_some_methods(self, app, web, locks):
+        """Requests by other methods neither wait for its key nor hold it, and GET includes HEAD."""
+
+        @app.route("/", methods=["GET", "POST"])
+        @web.lock("read", methods=["get"], wait=0)
+        @web.lock("written", methods={"POST"}, wait=0)
+        def serve():
+            return keys_of(locks)
+
+        client = app.test_client()
+        assert (client.get("/").json, client.post("/").json) == (["read"], ["written"])
+        with locks.hold("read"):
+            asked = [getattr(client, each)("/").status_code for each in ("get", "head", "post")]
+        assert asked == [409, 409, 200]
+        with pytest.raises(ConfigurationError, match="method 'PSOT' is unknown"):
+            web.lock("x", methods=["PSOT"])
+
     def test_other_decorators(self, app, web, locks):
         """Those of the application may stand above and below."""
 

@@ -312,6 +312,30 @@ async def test_stacked_locks_are_taken_in_one_order(
 
 
 @pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
+async def test_a_lock_of_some_methods(middleware: bool, serve: Any, settings: Any) -> None:
+    """Requests by other methods neither wait for its key nor hold it, and GET includes HEAD."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
+
+    async def view(request: HttpRequest) -> HttpResponse:
+        return keys_of(request)
+
+    of_get, of_post = (
+        lock("read", methods=["get"], wait=0),
+        lock("written", methods=["POST"], wait=0),
+    )
+    serve(sync=of_get(of_post(keys_of)), asynchronous=of_get(of_post(view)))
+    client = AsyncClient()
+    for path in ("/sync", "/asynchronous"):
+        assert (await client.get(path)).content == b"read"
+        assert (await client.post(path)).content == b"written"
+        async with async_locks["default"].hold("read"):
+            codes = [
+                (await client.generic(each, path)).status_code for each in ("GET", "HEAD", "POST")
+            ]
+        assert codes == [409, 409, 200]
+
+
+@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
 def test_the_busy_one_of_stacked_locks_answers(middleware: bool, serve: Any, settings: Any) -> None:
     """Of several locks, the one that was not to be had says what the client is told."""
     settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []

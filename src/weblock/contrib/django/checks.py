@@ -290,11 +290,11 @@ def _listed(what: str, lock: ViewLock | None) -> Locked:
     if lock is None:
         return Locked(f"{what}, exempt")
     if lock.alias not in _readable_aliases():
-        return Locked(what, lock.keys, lock.options)
+        return Locked(what, lock.keys, lock.said)
     guard = DATABASE_GUARD if of_alias(lock.alias).guard.asked_by(lock.guard) else LEASE_GUARD
     by_middleware = any(map(_is_ours, settings.MIDDLEWARE))
     order = "after the middleware" if by_middleware else "after the decorators above @lock"
-    return Locked(what, lock.keys, lock.options, locks[lock.alias], guard, order)
+    return Locked(what, lock.keys, lock.said, locks[lock.alias], guard, order)
 
 
 def _guarded_aliases() -> Iterator[AliasSettings]:

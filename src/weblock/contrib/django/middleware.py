@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
@@ -25,6 +25,7 @@ from ..._runtime.blocking import drive
 from ...aio import AsyncLease
 from ...errors import ConfigurationError, WeblockError
 from ...sync import Lease
+from ..kit import methods_of
 from ..kit.guarding import GuardKind
 from . import settings
 from .answers import answer_for, answer_for_refusal, known_to_its_api
@@ -160,6 +161,7 @@ def lock(
     alias: str = DEFAULT,
     busy_view: BusyView[R] | None = None,
     guard: GuardKind | None = None,
+    methods: Iterable[str] | None = None,
     **options: Unpack[HoldOptions],
 ) -> Callable[[F], F]:
     """Decorate a view so that it runs under a lock: ``@lock("item:{pk}")``.
@@ -182,6 +184,7 @@ def lock(
         guard: What must be true at COMMIT: ``"database"``, that the database knows no later holder;
             ``"lease"``, only that the lease is held. ``None`` is what the alias's ``GUARD`` says. A
             key that several locks of a request name is guarded if one of them says so.
+        methods: Requests by other methods lock nothing; ``GET`` includes ``HEAD``. All by default.
         **options: Override those of the alias; durations are seconds.
             ``ttl`` (10): how long the lease lasts unless it is renewed;
             ``wait`` (5): how long to wait, 0 for not at all, ``None`` without limit;
@@ -198,7 +201,9 @@ def lock(
         ConfigurationError: A key template or an option cannot work, or, at a request, a transaction
             has begun before the lock.
     """
-    made = ViewLock.of(keys, options, guard, alias=alias, busy_view=busy_view)
+    made = ViewLock.of(
+        keys, options, guard, alias=alias, busy_view=busy_view, methods=methods_of(methods)
+    )
     wanted = refuse_key_functions(made)
 
     def decorate(view: F, *more: object, **url: object) -> F:
@@ -285,6 +290,9 @@ async def _serve(
     """
     request = _request_of(view, args, kwargs)
     wanted, run = together[0], partial(view, *args, **kwargs)
+    if wanted.methods and request.method not in wanted.methods:
+        response = run()
+        return await response if kind is TaskLeases and inspect.isawaitable(response) else response
     outer = locks_of_request(request)
     if outer and outer.has(wanted):
         return await _work(kind, outer, wanted, run)

@@ -68,10 +68,14 @@ class ViewLock(LockSpec):
     async def keys_of(
         self, request: HttpRequest, values: Mapping[str, object], call: Call
     ) -> tuple[CheckedKey, ...]:
-        """Return the keys of a request. ``values`` are the view's arguments from the URL.
+        """Return the keys of a request; none for a method that it does not take.
+
+        ``values`` are the view's arguments from the URL.
 
         Raises ``ConfigurationError`` for a part of the URL that it lacks.
         """
+        if self.methods and request.method not in self.methods:
+            return ()
         match = request.resolver_match
         if "object_id" in values and match and (admin := getattr(match.func, "model_admin", None)):
             pk = await call(_pk_of_admin, request, admin, str(values["object_id"]))
@@ -187,7 +191,9 @@ def locks_of(view: Callable[..., Any], method: str | None) -> tuple[ViewLock, ..
         if cls := class_of(each):
             name = _handler(cls, getattr(each, "actions", None), (method or "get").lower())
             found.update(dict.fromkeys(_marks_of_methods(cls, name)))
-    return tuple(found)
+    return tuple(
+        each for each in found if not (each.methods and method) or method.upper() in each.methods
+    )
 
 
 def class_of(view: object) -> type | None:
@@ -506,7 +512,7 @@ def _view_rule(label: str, entry: Any, alias: str) -> ViewRule:
             label,
             ", ".join(f"{name} {entry[name]!r}" for name in _SELECTORS if name in entry),
             _condition(entry),
-            None if methods is None else methods_of(methods),
+            methods_of(methods),
             _lock(entry, alias, options),
         )
     except ConfigurationError as error:

@@ -109,15 +109,12 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
         if not found.locks:
             yield Locked(str(found))
         for lock in found.locks:
-            options = dict(lock.options)
-            if lock.on_lost != "cancel":
-                options["on_lost"] = lock.on_lost
             dependant = found.route.dependant
             sessions = (each for each in _solved(dependant) if each.call in guarding)
             guarded = {below.call for each in sessions for below in each.dependencies}
             guard = DATABASE_GUARD if lock in guarded else LEASE_GUARD
             order = _order_of(lock, dependant)
-            yield Locked(str(found), lock.keys, options, locks, guard, order)
+            yield Locked(str(found), lock.keys, lock.said, locks, guard, order)
         yield from (ConfigurationError(text) for text, _ in _faults(found))
 
 

@@ -22,6 +22,7 @@ from ..kit import (
     LockSpec,
     answers,
     configured,
+    methods_of,
     name_of,
     opened,
     refuse_other_application,
@@ -132,6 +133,7 @@ class WebLock:
         self,
         *keys: str | KeyFunction,
         guard: GuardKind | None = None,
+        methods: Iterable[str] | None = None,
         **options: Unpack[HoldOptions],
     ) -> Callable[[F], F]:
         """Decorate a view so that it runs under a lock: ``@locks.lock("item:{item_id}")``.
@@ -147,12 +149,13 @@ class WebLock:
             guard: ``"database"``: the database refuses the commits of ``db.session`` once another holder
                 has followed. ``"lease"``: only the lease is checked. By default, as ``WEBLOCK_GUARD``
                 says. A key that several locks of a request name is guarded if one of them says so.
+            methods: Requests by other methods lock nothing; ``GET`` includes ``HEAD``. All by default.
             **options: Override those of the application: see ``HoldOptions``.
 
         Raises:
             ConfigurationError: A key template or an option cannot work.
         """
-        wanted = LockSpec.of(keys, options, guard)
+        wanted = LockSpec.of(keys, options, guard, methods=methods_of(methods))
 
         def decorate(view: F) -> F:
             found = decorated(view, wanted)
@@ -277,7 +280,7 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
             view = app.view_functions.get(rule.endpoint)
             for lock in locks_of(view, asked.method if asked else None):
                 guard = DATABASE_GUARD if found.database.guards(lock.guard) else LEASE_GUARD
-                yield Locked(what, lock.keys, lock.options, found.locks, guard, order)
+                yield Locked(what, lock.keys, lock.said, found.locks, guard, order)
         _refuse_late_settings(found)
         refuse_unlocked(found)
     except ConfigurationError as error:

@@ -74,15 +74,19 @@ def decorated(view: F, lock: LockSpec) -> F:
 
     @functools.wraps(view)
     def held(*args: Any, **kwargs: Any) -> Any:
-        values = {**defaults, **(request.view_args or {}), **kwargs}
-        keys = {
-            each: each.made_of(
-                lambda template: _values(template, values),
-                lambda function: current_app.ensure_sync(function)(**wanted_by(function, values)),
-            )
-            for each in together
-        }
-        request.environ[LEASE_KEY] = acquire(keys)
+        wanted = [each for each in together if not each.methods or request.method in each.methods]
+        if lock in wanted:  # Else those of decorators below lock by themselves.
+            values = {**defaults, **(request.view_args or {}), **kwargs}
+            keys = {
+                each: each.made_of(
+                    lambda template: _values(template, values),
+                    lambda function: current_app.ensure_sync(function)(
+                        **wanted_by(function, values)
+                    ),
+                )
+                for each in wanted
+            }
+            request.environ[LEASE_KEY] = acquire(keys)
         return current_app.ensure_sync(view)(*args, **kwargs)
 
     setattr(held, _MARK, together)
@@ -146,8 +150,8 @@ def locks_of(view: Any, method: str | None = None) -> tuple[LockSpec, ...]:
     if method == "HEAD" and not hasattr(cls, "head"):
         names = ("GET",)
     methods = [getattr(cls, name.lower(), None) for name in names]
-    found = [lock for each in (view, *methods) for lock in getattr(each, _MARK, ())]
-    return tuple(dict.fromkeys(found))
+    found = dict.fromkeys(lock for each in (view, *methods) for lock in getattr(each, _MARK, ()))
+    return tuple(each for each in found if not (each.methods and method) or method in each.methods)
 
 
 def refuse_unlocked(installed: Installed) -> None:

@@ -86,4 +86,4 @@ def _text_of(key: KeyTemplate | KeyFunction | str) -> str:
 def _plain(value: object) -> object:
     if callable(value):
         return name_of(value)
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+    return value if value is None or isinstance(value, str | int | float | list) else str(value)

@@ -36,6 +36,8 @@ class LockSpec:
     guard: GuardKind | None
     """``None`` is what the application's settings say."""
     options: HoldOptions = field(compare=False)
+    methods: frozenset[str] | None = None
+    """Requests by other methods lock nothing; ``None`` is every method."""
 
     @classmethod
     def of(
@@ -58,6 +60,16 @@ class LockSpec:
         refuse_guard(guard, options)
         said = tuple(sorted(options.items()))
         return cls(tuple(map(_parsed, keys)), said, guard, options, **more)
+
+    @property
+    def said(self) -> dict[str, object]:
+        """Its options, and what else its user has written beside the keys and the guard."""
+        said = dict(self._said)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.default is not MISSING and value != each.default:
+                said[each.name] = sorted(value) if isinstance(value, frozenset) else value
+        return said
 
     @property
     def templates(self) -> tuple[KeyTemplate, ...]:
@@ -94,10 +106,7 @@ class LockSpec:
         return self
 
     def __repr__(self) -> str:
-        said = dict(self._said)
-        for each in fields(self):
-            if each.default is not MISSING and getattr(self, each.name) != each.default:
-                said[each.name] = getattr(self, each.name)
+        said = self.said
         if self.guard:
             said["guard"] = self.guard
         keys = [

@@ -60,7 +60,7 @@ class Rule:
         **options: Unpack[HoldOptions],
     ) -> None:
         self.path = path_of(path)
-        self.methods = None if methods is None else methods_of(methods)
+        self.methods = methods_of(methods)
         self.exempt = exempt
         if not isinstance(exempt, bool):
             raise ConfigurationError(f"exempt={exempt!r:.80} must be True or False")
@@ -171,8 +171,10 @@ def _named_by(function: KeyFunction, path: Path) -> frozenset[str]:
     return frozenset(wanted)
 
 
-def methods_of(given: Iterable[object]) -> frozenset[str]:
-    """Return the methods of a rule. Raises ``ConfigurationError`` for an unknown method."""
+def methods_of(given: Iterable[object] | None) -> frozenset[str] | None:
+    """Return the methods of a rule or a view; ``None`` for all. Raises ``ConfigurationError`` for an unknown one."""
+    if given is None:
+        return None
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigurationError(f"methods={given!r:.80} must be a list, such as [{'POST'!r}]")
     methods = frozenset(each.upper() if isinstance(each, str) else each for each in given)
