@@ -47,6 +47,26 @@ with weblock.Locks.from_url("memory://") as locks:
     assert done.stdout == "None\n"
 
 
+def test_a_thread_that_inherits_a_context_waits_for_its_parent() -> None:
+    """It is another caller than the thread that has started it while it held the key."""
+    code = """
+import threading, time, weblock
+with weblock.Locks.from_url("memory://", wait=60) as locks:
+    def work():
+        with locks.hold("key"):
+            print("the thread")
+    with locks.hold("key"):
+        thread = threading.Thread(target=work)
+        thread.start()
+        while not locks.inspect("key").waiters and thread.is_alive():
+            time.sleep(0.01)
+        print("its parent")
+    thread.join()
+"""
+    done = subprocess.run([*INHERITING, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "its parent\nthe thread\n"
+
+
 def test_without_daemon_threads_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Python refuses a daemon thread, locks are refused when they are opened."""
 

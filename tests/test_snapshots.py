@@ -183,8 +183,9 @@ def test_a_dict_may_change_while_it_is_looked_through(caplog: pytest.LogCaptureF
                 for name, value in vars(owner).items():
                     if type(value) is dict:
                         setattr(owner, name, Racing(value))
-            expires = lease.remaining()
-            eventually(lambda: lease.remaining() > expires)
+            (holding,) = lease._holdings
+            deadline = holding.deadline
+            eventually(lambda: holding.deadline > deadline)
             locks.once("d", lambda: None)
             assert locks.list()
     assert not caplog.records

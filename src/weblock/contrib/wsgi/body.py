@@ -180,7 +180,7 @@ class _LateReads:
             with self._mutex:
                 now = time.monotonic()
                 used = now if self._reads else used
-                for each in self._reads:
+                for each in list(self._reads):
                     if each.due <= now and not each.ended:
                         each.end()
 
