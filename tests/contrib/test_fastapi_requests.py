@@ -186,7 +186,7 @@ class TestTheDependency:
             assert (await client.post("/x/y:z")).json() != (await client.post("/x:y/z")).json()
 
     @pytest.mark.parametrize("sub", [False, True], ids=["app", "mounted"])
-    @pytest.mark.parametrize("value", ["x" * 600, "🔒" * 100, "%FF" * 300])
+    @pytest.mark.parametrize("value", ["x" * 600, "🔒" * 600, "%FF" * 600])
     async def test_a_hostile_path_is_a_problem_of_the_client(self, app, value, sub):
         """What cannot be a key is answered with 400, not with 500, whatever the URL."""
         where = FastAPI() if sub else app
