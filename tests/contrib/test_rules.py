@@ -468,7 +468,7 @@ class TestOtherSpellings:
 
     def test_text_is_kept_as_it_is(self):
         """A text placeholder takes digits of every script, ``%`` and ``;``, and dots and slashes in a path."""
-        assert locked([Rule("/{x}", key="{x}")], "POST", "/\u0667;v=%2F") == ["%D9%A7%3Bv%3D%252F"]
+        assert locked([Rule("/{x}", key="{x}")], "POST", "/\u0667;v=%2F") == ["\u0667%3Bv%3D%252F"]
         rules = [Rule("/files/{x:path}", key="{x}")]
         assert locked(rules, "POST", "/files/a/b") == ["a%2Fb"]
         # Routers that read several slashes as one give their endpoint the other text.
