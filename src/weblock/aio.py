@@ -250,6 +250,10 @@ class AsyncLocks(Face):
         is lost, the next caller runs it. So a step runs at least once: write a step that can be
         repeated.
 
+        The engine remembers that the step is done, whatever becomes of what the step has made. A step
+        that creates what may be gone tomorrow, such as tables, and does nothing where they exist,
+        belongs into a ``hold`` instead.
+
         Args:
             key: Names the step. A new version of the step needs a new key: ``"init:v43"``.
             step: What to run.
