@@ -117,7 +117,7 @@ class Face:
 
     @classmethod
     def from_url(  # noqa: PYI019 - see F
-        cls: type[F], url: str | Sequence[str] | None = None, **options: Unpack[LocksOptions]
+        cls: type[F], url: str | Sequence[str] = urls.DEFAULT, **options: Unpack[LocksOptions]
     ) -> F:
         """Create locks on the engine that a URL names.
 
@@ -125,14 +125,14 @@ class Face:
 
         Args:
             url: ``"redis://host"``, ``"file:///run/locks"`` and so on; a list of Redis URLs is a
-                quorum, in which a lease counts while a majority agrees. ``None`` is ``file://``,
+                quorum, in which a lease counts while a majority agrees. By default ``file://``,
                 this machine.
             **options: Defaults of all leases: see ``LocksOptions``.
 
         Raises:
             ConfigurationError: The URL or an option cannot work.
         """
-        open_engine = partial(use_url, urls.DEFAULT if url is None else url)
+        open_engine = partial(use_url, url)
         opening = open_engine()
         try:
             locks = cls(opening.engine, **options)

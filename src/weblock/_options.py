@@ -65,8 +65,8 @@ class HoldOptions(TypedDict, total=False):
     """Whether the lease is renewed in the background (``True``)."""
     max_waiters: int
     """How many callers may wait for the key; further ones get ``LockTimeout`` at once (1000)."""
-    label: str
-    """What others see of the holder (host name and process id); up to 200 characters."""
+    label: str | None
+    """What others see of the holder (``None``: host name and process id); up to 200 characters."""
     limit: int
     """How many may hold the key at once (1). While callers name different ones, the smallest counts."""
     shared: bool
@@ -138,7 +138,7 @@ class Options:
         self._hold = self._merged(cast("HoldOptions", given))
         self._engine: Engine | None = None
         self._settle()
-        if "label" not in given:
+        if given.get("label") is None:
             heed_forks(self)
 
     def check_on(self, engine: Engine) -> None:
@@ -214,7 +214,8 @@ class Options:
     def _merged(self, given: HoldOptions) -> dict[str, Any]:
         merged = dict(self._hold)
         for name, value in given.items():
-            merged[name] = _CHECKS[name](name, value)
+            if name != "label" or value is not None:
+                merged[name] = _CHECKS[name](name, value)
         if shared := merged.pop("shared", None):
             _refuse_two_limits(given)
             merged["limit"] = SHARED

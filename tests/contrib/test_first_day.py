@@ -7,12 +7,15 @@ from typing import Annotated, Any
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Header, Query
 from fastapi.requests import HTTPConnection
+from flask import Flask
 from pydantic import BaseModel
 
 from tests.support.http import client_of
 from weblock import AsyncLease, AsyncLocks, ConfigurationError, Lease, Locks
+from weblock.contrib import flask, wsgi
 from weblock.contrib.asgi import LockMiddleware, RequestLease, Rule
 from weblock.contrib.fastapi import guarded, install, lock
+from weblock.contrib.status import StatusPage
 
 from .wire import Exchange
 
@@ -103,6 +106,23 @@ def test_a_guard_of_other_things_is_refused_with_its_remedy(mistake, remedy):
     """The error names what was given, and what belongs there."""
     with pytest.raises(TypeError, match=remedy):
         mistake()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda url: install(FastAPI(), url),
+        lambda url: LockMiddleware(nothing, url),
+        lambda url: wsgi.LockMiddleware(nothing, url),
+        lambda url: flask.WebLock(Flask("shop"), url),
+        lambda url: StatusPage(url, insecure=True),
+    ],
+    ids=["FastAPI", "ASGI", "WSGI", "Flask", "status"],
+)
+def test_a_variable_that_is_not_set_is_no_url(make):
+    """``os.environ.get`` of a missing variable is refused, and is not the engine of one machine."""
+    with pytest.raises(ConfigurationError, match="URL is None: name an engine"):
+        make(None)
 
 
 @pytest.mark.parametrize("place", ["default", "Annotated", "Any", "dependency", "route", "later"])

@@ -57,7 +57,7 @@ BAD = [
     *[("limit", value) for value in [0, -1, True, 1.0, "3", None, 10**9]],
     *[("shared", value) for value in [0, 1, None, "yes"]],
     *[("renew", value) for value in [0, 1, None, "yes"]],
-    *[("label", value) for value in [None, 7, b"label"]],
+    *[("label", value) for value in [7, b"label"]],
 ]
 
 

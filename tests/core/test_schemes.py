@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from weblock import ConfigurationError, Locks
+from weblock import AsyncLocks, ConfigurationError, Locks
 from weblock._engines import use_url
 from weblock.stores.redis.settings import SCHEMES
 from weblock.stores.url import ENGINES
@@ -69,3 +71,18 @@ def test_a_url_with_white_space_around_it_shows_no_password() -> None:
     with pytest.raises(ConfigurationError, match=r"^the redis:// URL has white space") as refused:
         Locks.from_url(["redis://a", "redis://:sec?ret@b\n", "redis://c"])
     assert "sec" not in str(refused.value)
+
+
+@pytest.mark.parametrize("api", [Locks, AsyncLocks])
+def test_a_variable_that_is_not_set_is_no_url(api: Any) -> None:
+    """``os.environ.get`` of a missing variable is refused, and is not the engine of one machine."""
+    with pytest.raises(ConfigurationError, match="URL is None: name an engine"):
+        api.from_url(os.environ.get("WEBLOCK_THAT_IS_NOT_SET"))
+
+
+def test_no_label_is_the_default_label() -> None:
+    """``label=None`` says what leaving it out says, of the locks and of a call."""
+    with Locks.from_url("memory://label", label=None) as locks, locks.hold("a", label=None):
+        found = locks.inspect("a")
+        assert found
+        assert found.holder == locks.label

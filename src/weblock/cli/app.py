@@ -17,6 +17,7 @@ import click
 from .. import Locks, LocksOptions, __version__
 from .._platform.logs import printable
 from ..errors import ConfigurationError, LeaseLost, LockTimeout, WeblockError
+from ..stores.url import DEFAULT
 from . import Code
 from .output import say, warn
 
@@ -55,7 +56,7 @@ class Session:
         urls, options = self.urls(), LocksOptions(ttl=1.0)
         if namespace := self.namespace or os.environ.get("WEBLOCK_NAMESPACE"):
             options["namespace"] = namespace
-        return Locks.from_url(urls if len(urls) > 1 else urls[0] if urls else None, **options)
+        return Locks.from_url(urls if len(urls) > 1 else urls[0] if urls else DEFAULT, **options)
 
     def urls(self) -> list[str]:
         """Return the URLs that are meant: of the options, else of the environment."""

@@ -91,6 +91,11 @@ def refuse_what_is_no_url(url: object) -> None:
             )
     if isinstance(url, str | bytes | list | tuple):
         return
+    if url is None:  # A variable of the environment that is missing, most often.
+        raise ConfigurationError(
+            "the engine's URL is None: name an engine, such as 'redis://localhost', or leave the URL out"
+            " for file://, this machine"
+        )
     if isinstance(url, os.PathLike):
         hint = f"for a directory, write file://{os.fspath(url)!s:.80}"
     elif _is_of_redis(url):

@@ -115,11 +115,12 @@ def test_settings_by_another_name(project: Any) -> None:
 
 @pytest.mark.parametrize("url", ["memory://", "noop://"])
 def test_engines_for_one_process(url: str, project: Any) -> None:
-    """An engine that keeps no two workers apart is a warning, unless DEBUG is on."""
+    """An engine that keeps no two workers apart is a warning of ``check --deploy``, and not of tests."""
     project.WEBLOCK = {"default": {"URL": url}}
-    assert url in found()["weblock.W001"]
-    project.DEBUG = True
     assert found() == {}
+    deployed = run_checks(tags=["weblock"], include_deployment_checks=True)
+    assert [each.id for each in deployed] == ["weblock.W001"]
+    assert url in deployed[0].msg
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class LockMiddleware(RuleMiddleware[App]):
     def __init__(
         self,
         app: App,
-        locks: AsyncLocks | str | Sequence[str] | None = None,
+        locks: AsyncLocks | str | Sequence[str] = "file://",
         rules: Rules = (),
         *,
         root_path: str | None = None,

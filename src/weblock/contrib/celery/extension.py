@@ -40,7 +40,7 @@ class WebLock:
     def __init__(
         self,
         app: Celery | None = None,
-        locks: Locks | str | Sequence[str] | None = None,
+        locks: Locks | str | Sequence[str] = "file://",
         **options: Unpack[LocksOptions],
     ) -> None:
         self._given: Wanted = locks

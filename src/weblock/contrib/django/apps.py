@@ -21,6 +21,7 @@ class WeblockConfig(AppConfig):
         from . import checks
 
         register(checks.check_settings, "weblock")
+        register(checks.check_deployment, "weblock", deploy=True)
         register(checks.check_middleware, "weblock")
         register(checks.check_views, "weblock", Tags.urls)
         register(checks.check_rules, "weblock", Tags.urls)

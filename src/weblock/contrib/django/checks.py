@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -106,12 +107,25 @@ def _undecorated() -> Iterator[tuple[RoutedView, ViewLock]]:
 
 
 def check_settings(**_kwargs: object) -> list[CheckMessage]:
-    """Check that ``WEBLOCK`` is valid, and locks more than one process in production."""
+    """Check that ``WEBLOCK`` is valid."""
     try:
         found = [message for alias in aliases() for message in _of_alias(alias)]
         return [*_other_names(), *found, *_mixed_guards()]
     except ConfigurationError as error:
         return [Error(str(error), id="weblock.E001")]
+
+
+def check_deployment(**_kwargs: object) -> list[CheckMessage]:
+    """Check that an engine excludes more than one process, where the application is to be deployed."""
+    found: list[CheckMessage] = []
+    with suppress(ConfigurationError):  # ``check_settings`` reports it.
+        for alias in aliases():
+            engine, scope = locks[alias].engine, locks[alias].scope
+            if scope in ("none", "process"):
+                what = "locks nothing" if scope == "none" else "serializes one process"
+                text = f"WEBLOCK[{alias!r}] is on {engine}, which {what}."
+                found.append(Caution(text, hint=ENGINES, id="weblock.W001"))
+    return found
 
 
 def check_middleware(**_kwargs: object) -> list[CheckMessage]:
@@ -350,14 +364,10 @@ def _other_names() -> Iterator[CheckMessage]:
 
 def _of_alias(alias: str) -> Iterator[CheckMessage]:
     try:
-        engine, scope = locks[alias].engine, locks[alias].scope
+        _ = locks[alias].engine
     except ConfigurationError as error:
         yield Error(str(error), id="weblock.E001")
         return
-    if scope in ("none", "process") and not settings.DEBUG:
-        what = "locks nothing" if scope == "none" else "serializes one process"
-        text = f"WEBLOCK[{alias!r}] is on {engine}, which {what}, and DEBUG is off."
-        yield Caution(text, hint=ENGINES, id="weblock.W001")
     url = of_alias(alias).url
     databases = {_database(each) for each in ([url] if isinstance(url, str) else url or ())} - {
         None

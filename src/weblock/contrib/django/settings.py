@@ -27,6 +27,7 @@ from ..._runtime.observing import Observer, as_observers
 from ...aio import AsyncLocks
 from ...errors import ConfigurationError
 from ...events import Acquired
+from ...stores.url import DEFAULT as EMBEDDED
 from ...sync import Locks
 from ..kit import BODY_WAIT, seconds_or_none
 from ..kit.guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
@@ -78,14 +79,14 @@ class GuardSettings:
 class AliasSettings:
     """The settings of one alias.
 
-    ``url`` may be several, a quorum, or ``None`` for the embedded engine. ``busy_view`` is a function
+    ``url`` may be several, a quorum. ``busy_view`` is a function
     of the request and the ``LockTimeout`` that makes the response, if it is not to be ours; ``rewrite``
     one of a ``Problem`` and its error, to the problem that is answered. ``body_wait`` is a number of
     seconds, or ``None``: see ``kit.input``.
     """
 
     alias: str
-    url: str | Sequence[str] | None
+    url: str | Sequence[str]
     options: LocksOptions
     busy_view: Any
     rewrite: Any
@@ -165,7 +166,7 @@ def _of_alias(alias: str) -> AliasSettings:
         raise ConfigurationError(
             f"WEBLOCK[{alias!r}] has {unknown[0]!r:.80}; there are {', '.join(known)}"
         )
-    url: Any = given.get("URL")
+    url: Any = given.get("URL", EMBEDDED)
     if isinstance(url, str) and url.startswith(SCHEME):
         try:
             url = url_of_database(url, django_settings.DATABASES)

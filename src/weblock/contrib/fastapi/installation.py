@@ -22,7 +22,7 @@ from .routes import check_keys
 
 def install(
     app: FastAPI,
-    locks: AsyncLocks | str | Sequence[str] | None = None,
+    locks: AsyncLocks | str | Sequence[str] = "file://",
     *,
     hold_back: Duration | None = None,
     body_wait: Duration | None = BODY_WAIT,

@@ -68,7 +68,7 @@ class WebLock:
     def __init__(
         self,
         app: Flask | None = None,
-        locks: Locks | str | Sequence[str] | None = None,
+        locks: Locks | str | Sequence[str] = "file://",
         *,
         rewrite: Rewrite | None = None,
         body_wait: Duration | None = BODY_WAIT,

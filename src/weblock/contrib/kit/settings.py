@@ -14,7 +14,7 @@ from ...sync import Locks
 
 F = TypeVar("F", bound=Face)
 
-Wanted = Locks | str | Sequence[str] | None
+Wanted = Locks | str | Sequence[str]
 """Locks that are open already, or the engine that is to be opened."""
 
 OPTIONS: Final = tuple(LocksOptions.__annotations__)
@@ -79,12 +79,12 @@ def opened(kind: type[F], locks: object, options: LocksOptions) -> tuple[F, bool
             "a Locks blocks the thread that waits, and an ASGI application awaits its locks: give"
             " AsyncLocks.from_url(...), or the engine's URL"
         )
-    if not isinstance(locks, str | Sequence | None):
+    if locks is not None and not isinstance(locks, str | Sequence):
         raise TypeError(
             f"a {type(locks).__module__}.{type(locks).__qualname__} is neither {name} nor the URL of an"
             f' engine: give "redis://...", or {name}.from_client(client) for a ready client'
         )
-    return kind.from_url(locks, **options), True
+    return kind.from_url(cast("str", locks), **options), True
 
 
 def refuse_other_application(app: object, kind: type) -> None:

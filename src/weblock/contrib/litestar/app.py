@@ -62,7 +62,7 @@ class LockedLitestar(Litestar):
     def __init__(
         self,
         *args: Any,
-        locks: AsyncLocks | str | Sequence[str] | None = None,
+        locks: AsyncLocks | str | Sequence[str] = "file://",
         hold_back: Duration | None = None,
         body_wait: Duration | None = BODY_WAIT,
         rewrite: Rewrite | None = None,

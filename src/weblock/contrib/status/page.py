@@ -60,7 +60,7 @@ class StatusPage:
 
     def __init__(
         self,
-        locks: AsyncLocks | Locks | str | Sequence[str] | None = None,
+        locks: AsyncLocks | Locks | str | Sequence[str] = "file://",
         *,
         authorize: Authorize | None = None,
         insecure: bool = False,

@@ -54,7 +54,7 @@ class LockMiddleware(RuleMiddleware[WSGIApplication]):
     def __init__(
         self,
         app: WSGIApplication,
-        locks: Locks | str | Sequence[str] | None = None,
+        locks: Locks | str | Sequence[str] = "file://",
         rules: Rules = (),
         *,
         root_path: str = "",

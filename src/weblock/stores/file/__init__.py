@@ -63,7 +63,8 @@ def open_engine(url: str) -> FileEngine:
     """Return the engine of ``file:///absolute/directory``.
 
     ``file://`` alone names a directory of this user's in ``/tmp``. Where others may have a directory
-    of the same name, that is logged as a warning; ``?allow_container=true`` says that none does.
+    of the same name, the first process that opens it logs a warning; ``?allow_container=true`` says
+    that none does.
     """
     if sys.platform != "linux" or find_spec("fcntl") is None:
         raise ConfigurationError(
@@ -75,7 +76,10 @@ def open_engine(url: str) -> FileEngine:
     alone = options.get("allow_container", False)
     engine = FileEngine(directory, alone=alone)
     found = checks.container(engine.path, f"file://{directory}", alone=alone)
-    if found.level is not Level.OK and not checks.told:
+    is_new = (
+        engine.home is not None and engine.home.directory.is_new
+    )  # A worker repeats no warning.
+    if found.level is not Level.OK and is_new and not checks.told:
         checks.told.append(found.text)
         logger.warning("%s %s", found.text, found.remedy)
     return engine

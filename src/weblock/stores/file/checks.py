@@ -2,7 +2,7 @@
 
 What makes a directory useless is rejected when it is opened (``directory``). In a container, or on one of
 many machines, ``file://`` may lock for itself alone, while another one with a directory of its own does the
-same. Nothing tells for certain, so that is a warning, which is also logged when the directory is opened.
+same. Nothing tells for certain, so that is a warning, which is also logged when the directory is made.
 """
 
 from __future__ import annotations

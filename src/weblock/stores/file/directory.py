@@ -51,6 +51,9 @@ _LOCAL_FILESYSTEMS: Final = (
 class Directory:
     """An open directory that only this user can write to, and only this machine."""
 
+    is_new = False
+    """Whether this process was the first that opened it."""
+
     def __init__(self, path: str, engine: str) -> None:
         self.path = path
         self.engine = engine
@@ -93,6 +96,7 @@ class Directory:
             if not written:  # It is new, or a crash of the machine has emptied it.
                 marker.seek(0)
                 marker.write(f"{FORMAT}\n".encode())
+                self.is_new = True
         if written not in ("", FORMAT):
             raise ConfigurationError(
                 f"{self.path} was written by another version of weblock ({written[:20]!r}, and this one"
