@@ -132,6 +132,9 @@ def test_engines_for_one_process(url: str, project: Any) -> None:
         ("unix:///run/redis.sock", "unix:///run/redis.sock?db=0", True),
         ("redis://localhost/2", "redis://localhost/1", False),
         ("redis://localhost/1", "redis://localhost:6380/1", False),
+        ("redis://localhost/1", Path("/var/cache/shop"), False),
+        ("redis://localhost/1", "redis://:sec,ret@localhost/1", False),
+        ("redis://localhost/1", "redis://:sec/ret@localhost/1", False),
         ("memory://", "", False),
     ],
 )

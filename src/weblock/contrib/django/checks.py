@@ -374,7 +374,7 @@ def _of_alias(alias: str) -> Iterator[CheckMessage]:
     }
     for name, cache in settings.CACHES.items():
         there = cache.get("LOCATION") or ()
-        locations = re.split("[;,]", there) if isinstance(there, str) else there
+        locations = there if isinstance(there, list | tuple) else re.split("[;,]", str(there))
         if databases.intersection(map(_database, locations)):
             yield Caution(
                 f"WEBLOCK[{alias!r}] and CACHES[{name!r}] are on one database of Redis: cache.clear() takes"
@@ -386,7 +386,11 @@ def _of_alias(alias: str) -> Iterator[CheckMessage]:
 
 def _database(url: object) -> tuple[str, str] | None:
     """Return the server and the database that a URL of Redis names; ``None`` for any other."""
-    parts = urlsplit(str(url))
+    try:
+        parts = urlsplit(str(url))
+        port = parts.port or 6379
+    except ValueError:  # A port that is part of a password, say: not to be shown.
+        return None
     if parts.scheme not in ("redis", "rediss", "unix"):
         return None
     asked = parse_qs(parts.query).get("db")
@@ -394,7 +398,7 @@ def _database(url: object) -> tuple[str, str] | None:
         return parts.path, asked[0] if asked else "0"
     host = parts.hostname or "localhost"
     server = "localhost" if host in ("127.0.0.1", "::1") else host
-    return f"{server}:{parts.port or 6379}", asked[0] if asked else parts.path.strip("/") or "0"
+    return f"{server}:{port}", asked[0] if asked else parts.path.strip("/") or "0"
 
 
 def _missing(what: str, name: str, routed: RoutedView) -> CheckMessage:
