@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import User
+from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from rest_framework.authentication import BasicAuthentication, SessionAuthentication
@@ -270,6 +271,25 @@ async def test_rest_framework_has_settled_a_refused_request(
         response = await sync_to_async(fetch)(f"/{path}", **headers)
     assert response.status_code == status
     assert response["Allow"] == "POST, OPTIONS"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("accept", ["application/json; version=2", "text/html"])
+def test_authentication_that_fails_changes_no_refusal(
+    accept: str, serve: Any, settings: Any
+) -> None:
+    """Where the database of the users does not answer, a busy key is still a 409, to an anonymous client."""
+
+    class Tokens(BasicAuthentication):
+        def authenticate(self, request: Any) -> Any:
+            raise OperationalError
+
+    settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": f"{__name__}.curious_handler"}
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "APP_DIRS": True}]
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "rest_framework"]
+    serve(items=Realistic.as_view({"post": "touch"}, authentication_classes=[Tokens]))
+    with locks["default"].hold("items"):
+        assert fetch("/items", Accept=accept).status_code == 409
 
 
 def own_handler(error: Exception, context: Any) -> Response | None:

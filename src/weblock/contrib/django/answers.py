@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial, wraps
 from http import HTTPStatus
 from inspect import unwrap
@@ -204,12 +203,12 @@ def _of_rest(request: HttpRequest, problem: Problem, error: WeblockError) -> Htt
 
 def _handled_by_rest(request: HttpRequest, error: Exception) -> HttpResponse:
     """Return the response of the view's exception handler. Raises the error if it does not handle it."""
-    from rest_framework.exceptions import APIException  # As above.
-
     view = rest_view(request)
-    # Handlers and the browsable API read the user, who is anonymous after an error.
-    with suppress(APIException):
+    # Handlers and the browsable API read the user, who is anonymous after an error, of a database too.
+    try:
         view.perform_authentication(view.request)
+    except Exception:  # noqa: BLE001 - of the project's authenticators
+        view.request.authenticators = ()
     response = view.finalize_response(view.request, view.handle_exception(error))
     made: HttpResponse = response.render() if hasattr(response, "render") else response
     return made
