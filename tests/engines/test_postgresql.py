@@ -6,6 +6,7 @@ import gc
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -316,6 +317,21 @@ class TestTheTable:
             thread.join()
         assert fences == sorted(set(fences))
         assert len(fences) == 4
+
+    def test_engines_create_it_together(self) -> None:
+        """Of several that find no table at the same time, each goes on, whatever the server tells it."""
+        count = 8
+        together = threading.Barrier(count)
+
+        def create(url: str) -> None:
+            with Locks.from_url(url) as locks:
+                together.wait(PATIENCE)
+                locks.ping()
+
+        with ThreadPoolExecutor(count) as pool:
+            for number in range(20):
+                url = f"{shared_postgres().url()}?table=together_{number}&create=true"
+                list(pool.map(create, [f"{url}&timeout={10 + each}" for each in range(count)]))
 
     def test_the_command_line_prints_how_to_create_it(self) -> None:
         """What ``weblock ddl`` prints creates the table, under the name of the URL."""

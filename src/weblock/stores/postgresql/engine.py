@@ -105,8 +105,8 @@ class PostgreSQLEngine(ServerEngine):
         try:
             if link.ask(self.statements.exists, self.settings.table) == [(False,)]:
                 link.ask(self.statements.ddl.encode())
-        except errors.UniqueViolation:
-            pass  # Another process is just creating it.
+        except (errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
+            pass  # Another process is just creating it: IF NOT EXISTS looks before it creates.
         except errors.InsufficientPrivilege:
             pass  # The first statement tells that there is no table.
         finally:
