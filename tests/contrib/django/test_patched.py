@@ -32,3 +32,20 @@ def test_django_has_no_hook_before_commit() -> None:
     assert [name for name in vars(signals) if name.islower() and "__" not in name] == [
         "connection_created"
     ]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_django_has_no_hook_after_rollback() -> None:
+    """``execute_wrappers`` do not see the ROLLBACK of ``atomic``, and ``on_commit`` drops what it has."""
+    seen: list[str] = []
+
+    def note(execute: Any, sql: str, *given: Any) -> Any:
+        seen.append(sql.partition(" ")[0])
+        return execute(sql, *given)
+
+    with connection.execute_wrapper(note), transaction.atomic():
+        Item.objects.create()
+        transaction.on_commit(lambda: seen.append("hook"))
+        transaction.set_rollback(True)
+    assert seen == ["INSERT"]
+    assert [name for name in dir(transaction) if name.startswith("on_")] == ["on_commit"]

@@ -11,9 +11,9 @@ from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from tests.support.busy import busy
-from weblock import AlreadyHeld, ConfigurationError, LeaseLost, LockTimeout
+from weblock import AlreadyHeld, ConfigurationError, Lease, LeaseLost, LockTimeout
 from weblock.contrib.django import hold_until_commit, lock, locks
-from weblock.contrib.django.database import LOCKED_READS, until_end
+from weblock.contrib.django.database import LOCKED_READS, UntilEnd, until_end
 
 from .project.replica import REPLICA
 from .project.shop.models import Item
@@ -83,10 +83,60 @@ def test_a_connection_that_breaks_holds_nothing(using: str) -> None:
     assert held() == []
 
 
+class Stopped(BaseException):
+    """What a signal handler raises."""
+
+
 @on_databases
 @each_database
-def test_a_lost_lease_rolls_back(using: str) -> None:
+@pytest.mark.parametrize("ends", ["rollback", "savepoint", "close"])
+def test_whoever_rolls_back_releases(
+    ends: str, using: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is raised during the release arrives there, and it does not matter who refers to the lease."""
+
+    def stop(lease: Lease) -> None:
+        release(lease)
+        raise Stopped
+
+    release = Lease.release
+    monkeypatch.setattr(Lease, "release", stop)
+    mine: list[UntilEnd] = []
+
+    @transaction.atomic(using)
+    @transaction.atomic(using, savepoint=ends == "savepoint")
+    def fail() -> None:
+        hold_until_commit("a", using=using)
+        mine.extend(until_end(connections[using]))
+        if ends == "close":
+            connections[using].close()
+        raise ZeroDivisionError
+
+    with pytest.raises(Stopped):
+        fail()
+    assert mine
+    assert held() == []
+
+
+@on_databases
+@each_database
+def test_a_hook_that_fails_keeps_nothing(using: str) -> None:
+    """The keys are free after the COMMIT, even if another ``on_commit`` hook raises."""
+    with suppress(ZeroDivisionError), transaction.atomic(using):
+        transaction.on_commit(lambda: 1 / 0, using=using)
+        hold_until_commit("a", using=using)
+    assert held() == []
+
+
+@on_databases
+@each_database
+@pytest.mark.parametrize("trap", ["", "COMMIT as SQL", "opened before weblock was imported"])
+def test_a_lost_lease_rolls_back(trap: str, using: str) -> None:
     """What was written under a lease that was taken away is not committed, outside of requests too."""
+    if "opened" in trap:
+        connections[using].ensure_connection()
+        connections[using].execute_wrappers.clear()
+        del connections[using].commit  # The class has its own.
 
     @transaction.atomic(using)
     def write() -> None:
@@ -96,6 +146,9 @@ def test_a_lost_lease_rolls_back(using: str) -> None:
         (mine,) = until_end(connections[using])
         with suppress(LeaseLost):  # As a renewal would, it learns of the loss.
             mine.lease.extend(1)
+        if "SQL" in trap:
+            with connections[using].cursor() as cursor:
+                cursor.execute("COMMIT")
 
     with pytest.raises(LeaseLost):
         write()
@@ -183,11 +236,16 @@ def test_a_snapshot_comes_too_early(level: str) -> None:
 
 @on_databases
 def test_without_a_transaction_nothing_would_end_it(settings: Any) -> None:
-    """Autocommit, a transaction of another database and an alias with GUARD are refused, with the remedy."""
+    """Autocommit on or off, another database and an alias with GUARD are refused, with the remedy."""
     with pytest.raises(ConfigurationError, match=r"transaction\.atomic\(using='default'\)"):
         hold_until_commit("a")
     with transaction.atomic("lite"), pytest.raises(ConfigurationError, match="with using="):
         hold_until_commit("a")
+    transaction.set_autocommit(False)
+    with transaction.atomic(), pytest.raises(ConfigurationError, match="Leave AUTOCOMMIT on"):
+        hold_until_commit("a")
+    transaction.rollback()
+    transaction.set_autocommit(True)
     settings.WEBLOCK["guarded"] = {"URL": "memory://guarded", "GUARD": "database"}
     with transaction.atomic(), pytest.raises(ConfigurationError, match="GUARD"):
         hold_until_commit("a", alias="guarded")

@@ -11,7 +11,8 @@
 
 Django has no hook before COMMIT: ``execute_wrappers`` do not see ``connection.commit()``, and
 ``on_commit`` comes after it. So the method ``commit`` of each connection is replaced once, when the
-connection is opened. A wrapper around its statements handles those that would commit in another way:
+connection is opened; and where ``hold_until_commit`` holds something, what rolls back. A wrapper around its
+statements handles those that would commit in another way:
 
 - A COMMIT as SQL is checked, or rejected under a guard.
 - Under a guard, a write outside of any transaction is rejected.
@@ -108,15 +109,16 @@ _ends_with_transaction: Final[ContextVar[bool]] = ContextVar(
 class UntilEnd:
     """A lease that is released when the transaction of a connection has ended.
 
-    It is an ``on_commit`` hook. Django calls it after the COMMIT, and drops it when the transaction, or the
-    savepoint in which it was acquired, is rolled back. Nothing else refers to it.
+    It is an ``on_commit`` hook: Django drops it when the transaction, or the savepoint in which it was
+    acquired, is rolled back. Then, and after the COMMIT, it is called. A connection that just vanishes
+    takes it along.
     """
 
     def __init__(self, connection: Any, own: Locks, lease: Lease) -> None:
         self.own = own
         self.lease = lease
         self.end = finalize(self, _release, lease)
-        _until_end.setdefault(connection, WeakSet()).add(self)
+        _until_end[connection].add(self)
 
     def __call__(self) -> None:
         """Release it, at most once."""
@@ -150,6 +152,12 @@ def hold_until_end(
             f" has none here: put it into transaction.atomic(using={using!r}), name the database of the"
             " transaction with using=, or hold the keys with locks[...].hold(...)"
         )
+    if not connection.commit_on_exit:
+        raise ConfigurationError(
+            f"hold_until_commit{tuple(keys)!r:.80} needs a transaction that atomic() ends, and that of"
+            f" the database {using!r} was begun by set_autocommit(False), or with AUTOCOMMIT off:"
+            " set_autocommit(True) would commit it unchecked. Leave AUTOCOMMIT on"
+        )
     level = str(connection.isolation_level) if connection.vendor == "mysql" else "read committed"
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
@@ -174,6 +182,8 @@ def hold_until_end(
         book.refuse_upgrades(own, [key for key in missing if book.holds(own, key)], options)
         missing = book.missing(own, missing)
     if missing:
+        watch(connection)  # It may have been opened before weblock was imported.
+        _watch_rollbacks(connection)
         token = _ends_with_transaction.set(True)
         try:
             lease = own.acquire(*missing, **options)
@@ -233,24 +243,51 @@ def _commit(connection: Any, commit: Callable[[], None]) -> None:
     if checked:
         checked.has_committed = True
         checked.written_to.discard(connection)
+    for each in until_end(connection):  # Before other hooks, any of which may raise.
+        each()
+
+
+def _watch_rollbacks(connection: Any) -> None:
+    """Have a rollback itself release what it drops.
+
+    Only connections on which something is held need it.
+    """
+    if connection not in _until_end:
+        _until_end[connection] = WeakSet()
+        for name in ("rollback", "savepoint_rollback", "close"):
+            setattr(connection, name, partial(_roll_back, connection, getattr(connection, name)))
+
+
+def _roll_back(connection: Any, roll_back: Callable[..., None], *savepoint: str) -> None:
+    ending = until_end(connection)
+    try:
+        roll_back(*savepoint)
+    finally:
+        hooks = [hook for _, hook, *_ in connection.run_on_commit]
+        for each in ending:
+            if each not in hooks:
+                each()
 
 
 def _execute(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001 - Django's
     """Run a statement, unless it would commit unchecked."""
     checked = checked_at_commit.get()
-    if checked is None or not (checked.book.keys or checked.guard):
-        return execute(sql, params, many, context)
     connection = context["connection"]
+    holds = checked is not None and (checked.book.keys or checked.guard)
+    if not (holds or (connection in _until_end and until_end(connection))):
+        return execute(sql, params, many, context)
     text = sql if isinstance(sql, str) else sql.as_string(connection.connection)  # of psycopg
     kind = kind_of(text, mysql=connection.vendor == "mysql")
-    is_guarded = checked.guard is not None and checked.guard.covers(connection.alias)
+    guard = checked.guard if checked else None
+    is_guarded = guard is not None and guard.covers(connection.alias)
     in_atomic = connection.in_atomic_block
     if kind is Kind.COMMITS:
         if is_guarded:
             raise refuse_commit(text)
         _check(connection, checked)
     elif kind is Kind.WRITES:
-        checked.written_to.add(connection)
+        if checked:
+            checked.written_to.add(connection)
         if not (connection.commit_on_exit if in_atomic else connection.autocommit):
             raise ConfigurationError(
                 f"while a lock is held, the database {connection.alias!r} is written in a transaction"
@@ -258,7 +295,7 @@ def _execute(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> A
                 " commit it unchecked. Use transaction.atomic(), and leave AUTOCOMMIT on"
             )
         if is_guarded and not in_atomic:
-            if checked.has_committed and connections[connection.alias] is connection:
+            if checked and checked.has_committed and connections[connection.alias] is connection:
                 # Of an on_commit hook, say: the work is done, and an error would keep other hooks from running.
                 with transaction.atomic(using=connection.alias):
                     return execute(sql, params, many, context)
