@@ -429,7 +429,8 @@ def hold_until_commit(
     For model code that runs inside a transaction, as ``pg_advisory_xact_lock``. A lock that is acquired
     inside a savepoint is released when the savepoint is rolled back. A key that the transaction or the
     request holds is not acquired again. A lost lease rolls the transaction back. Rows that were read
-    before are not read again: read them after this call.
+    before are not read again: read them after this call, which on SQLite has to come before the first
+    query of the transaction.
 
     Args:
         *keys: The keys themselves, such as ``f"wallet:{wallet.pk}"``.
