@@ -164,6 +164,24 @@ def test_a_router_keeps_the_table_out(transactional_db: None, settings: Any) -> 
     assert "kept_out" not in connection.introspection.table_names()
 
 
+def test_a_router_that_cannot_be_imported_yet(settings: Any) -> None:
+    """Where models want a lock while a router imports them, the error says what to do, and that helps."""
+    settings.DATABASE_ROUTERS = [f"{__name__}.{_Circular.__name__}"]
+    settings.WEBLOCK = {"default": {"URL": "django://default"}}
+    with pytest.raises(ConfigurationError, match="create=true or "):
+        _ = locks["default"]
+    settings.WEBLOCK = {"default": {"URL": "django://default?create=true"}}
+    assert locks["default"]
+
+
+class _Circular:
+    """A router that needs a model that is just being imported."""
+
+    def allow_migrate(self, *_given: object, **_hints: object) -> bool:
+        """None: it cannot be asked."""
+        raise ImportError
+
+
 class _NoLocks:
     """A router."""
 

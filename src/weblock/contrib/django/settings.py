@@ -261,7 +261,7 @@ def url_of_database(url: str, databases: Mapping[str, Mapping[str, Any]]) -> str
 
     The engine has connections of its own, with the settings of Django's. It creates its table where
     migrations may: a lock may be what protects ``migrate``. Raises ``ConfigurationError`` for an alias
-    that does not exist, or whose database has no engine.
+    that does not exist, or whose database has no engine, and while routers cannot be imported.
     """
     alias, options = alias_of(url), url.partition("?")[2]
     database = databases.get(alias)
@@ -285,8 +285,15 @@ def url_of_database(url: str, databases: Mapping[str, Mapping[str, Any]]) -> str
             if name not in _NOT_OF_LIBPQ
         },
     }
-    if "create" not in parse_qs(options) and may_migrate(alias):
-        given["create"] = "true"
+    try:
+        if "create" not in parse_qs(options) and may_migrate(alias):
+            given["create"] = "true"
+    except ImportError as error:  # A router needs models that want a lock.
+        raise ConfigurationError(
+            f"names the database {alias!r:.80} in URL, and DATABASE_ROUTERS, which say whether its table"
+            f" may be created, cannot be imported yet ({error}): say ?create=true or ?create=false in"
+            " URL, or use the locks inside functions"
+        ) from error
     user = quote(str(database.get("USER") or ""), safe="")
     if password := database.get("PASSWORD"):
         user += f":{quote(str(password), safe='')}"
