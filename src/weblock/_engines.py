@@ -76,13 +76,14 @@ class _InUse:
         # Of two that are made at the same time, all use the first. The other has nothing open.
         return known or self._stores.setdefault(world, self.engine.connect(runtime))
 
-    def forget(self) -> None:
-        """Make the next caller that wants the engine, or its URL, open it anew.
+    def forget(self, *, url_too: bool) -> None:
+        """Make the next caller that wants the engine, or with ``url_too`` its URL, open it anew.
 
         An interrupt may end this at any line: what is left here then is used again.
         """
         if _registry.in_use.get(self.engine) is self:
-            _registry.forget(self.engine)
+            if url_too:
+                _registry.forget(self.engine)
             _registry.in_use.pop(self.engine, None)
 
     def close(self) -> None:
@@ -130,10 +131,12 @@ class User:
         if not self._left:
             end_later(self.leave)
 
-    def leave(self) -> None:
+    def leave(self, *, closed: bool = False) -> None:
         """Close the engine if nobody else uses it. A caller that is interrupted here may call it again.
 
         Its URL is forgotten first: a caller that asks for it while debts are paid gets a new one.
+        But only a ``Locks`` that is ``closed`` ends what a local engine keeps for others, such as a
+        lease that was handed over.
         """
         if self._left:
             return
@@ -142,7 +145,7 @@ class User:
             in_use.users.discard(self)
             is_last = not in_use.users
             if is_last:
-                in_use.forget()
+                in_use.forget(url_too=closed or not in_use.engine.local)
         if is_last:
             in_use.close()
         self._left = True

@@ -462,7 +462,7 @@ class Face:
 def _end(locker: Locker, user: User) -> None:
     """End the waits of a face, and leave its engine. Not inside of the mutex: it may take a while."""
     locker.close()
-    user.leave()
+    user.leave(closed=True)
 
 
 _limits: Final[dict[tuple[str, str], int]] = {}

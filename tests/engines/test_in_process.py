@@ -7,7 +7,8 @@ import time
 import pytest
 
 from tests.support.waiting import eventually
-from weblock import Locks
+from weblock import ConfigurationError, Locks
+from weblock._engines import _registry
 
 
 @pytest.mark.parametrize("url", ["memory://pruned", "noop://pruned"])
@@ -32,6 +33,25 @@ def test_what_was_forgotten_stays_so_if_the_clock_is_set_back(
         locks.forget("init")
         before = time.time() - 3600
         monkeypatch.setattr(time, "time", lambda: before)
+        assert locks.once("init", lambda: None)
+
+
+def test_what_dropped_locks_have_left_stays() -> None:
+    """A lease that was handed over, and a mark, outlive the ``Locks`` until one is closed."""
+    url = "memory://dropped"
+    locks = Locks.from_url(url)
+    token = locks.acquire("key", ttl=60).hand_over()
+    locks.once("init", lambda: None)
+    engine = locks._engine
+    del locks
+    eventually(lambda: engine not in _registry.in_use)
+    with pytest.raises(ConfigurationError):
+        Locks.from_url(url, ttl=-1)
+    with Locks.from_url(url) as locks:
+        assert not locks.try_acquire("key")
+        assert not locks.once("init", lambda: None)
+        locks.take_over(token).release()
+    with Locks.from_url(url) as locks:
         assert locks.once("init", lambda: None)
 
 

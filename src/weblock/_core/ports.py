@@ -299,6 +299,8 @@ class Engine:
     """One of ``SCOPES``."""
     limits: str = "any"
     """One of ``LIMITS``."""
+    local: bool = False
+    """Whether its leases and marks are nowhere but in this object."""
     recovery: Recovery | None = None
     """How long it grants nothing after a loss of data; ``None`` where it loses none."""
     switchboard: Switchboard

@@ -27,6 +27,7 @@ class MemoryEngine(Engine):
     """Keeps the leases in a dict, of which it is the cells. A fork leaves the child with an empty one."""
 
     scope = "process"
+    local = True
     store = CellStore
 
     def __init__(self, name: str = "memory://") -> None:
