@@ -18,6 +18,8 @@ from typing import Any, Final, Literal
 
 from ._core.acquiring import Caller, Locker
 from ._core.holding import Hands, Holding, Terms, Unprotected
+from ._core.moving import release_given
+from ._core.tokens import leases_in
 from ._face import BaseLease, Face, Place
 from ._options import Duration, HoldOptions, seconds
 from .errors import ConfigurationError
@@ -49,6 +51,11 @@ when: Final[Callable[[BaseLease, Event, Callable[[], object]], None]] = BaseLeas
 
 It must not wait, nor raise.
 """
+
+
+def give_up(locks: Face, token: str, options: HoldOptions) -> None:
+    """Release in the background what a token of ``hand_over`` stands for, which nobody takes over."""
+    release_given(locks._locker, leases_in(token), terms_of(locks, options))
 
 
 def joined(locks: Face, leases: Sequence[BaseLease], keys: Sequence[str]) -> Acquired:

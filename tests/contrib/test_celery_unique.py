@@ -13,8 +13,9 @@ from celery.worker import state
 from kombu.exceptions import EncodeError, OperationalError
 
 from tests.support.waiting import PATIENCE, eventually
-from weblock import ConfigurationError, Locks
-from weblock.contrib.celery import AlreadyQueued, WebLock, lease_of
+from weblock import ConfigurationError, EngineUnavailable, Locks
+from weblock.contrib.celery import AlreadyQueued, LockedTask, WebLock, lease_of
+from weblock.contrib.celery import task as task_module
 from weblock.contrib.celery.unique import HEADER
 
 numbers = itertools.count()
@@ -74,6 +75,11 @@ def doubled(number):
 def collected(results):
     """What the body of a chord does."""
     return results
+
+
+def unavailable(*_args, **_options):
+    """What an engine that is down does."""
+    raise EngineUnavailable("redis://", "it is down")
 
 
 def nothing():
@@ -247,6 +253,50 @@ def test_a_second_delivery_runs_only_where_no_other_task_has_the_key(app, locks,
     other = pay.delay(7)
     assert pay.apply((7,), task_id="a", headers=headers).state == "IGNORED"
     assert locks.inspect("pay:7").holder.endswith(f"[{other.id}]")
+
+
+def test_a_next_attempt_is_sent_although_the_engine_does_not_answer(app, locks, pay, monkeypatch):
+    """It acquires its key when it runs; a new task is not sent then."""
+    with sent_by(app, monkeypatch) as headers, monkeypatch.context() as patch:
+        patch.setattr(type(locks), "acquire", unavailable)
+        with pytest.raises(EngineUnavailable):
+            pay.delay(7)
+        assert not headers
+        pay.push_request(id="a", called_directly=False)
+        pay.apply_async((7,), task_id="a")
+        pay.pop_request()
+    assert headers[HEADER] == ""
+
+
+def test_a_run_that_cannot_take_its_lease_over_leaves_no_key_behind(app, locks, pay, monkeypatch):
+    """The engine does not answer when the task begins: the task fails, and its key is given back."""
+    with sent_by(app, monkeypatch) as headers:
+        pay.delay(7)
+    with monkeypatch.context() as patch:
+        patch.setattr(task_module, "take_over", unavailable)
+        assert pay.apply((7,), task_id="a", headers=headers).state == "FAILURE"
+    eventually(lambda: is_free(locks, "pay:7"))
+
+
+def test_a_run_of_a_base_class_is_part_of_the_task(app, locks):
+    """With ``until="start"``, what a class calls of its base does not lock again."""
+
+    class Base(LockedTask):
+        abstract = True
+
+        def run(self):
+            return "base"
+
+    class Derived(Base):
+        name = "derived"
+        lock, unique, unique_for, until = "derived", "raise", 60, "start"
+
+        def run(self):
+            assert derived.delay()
+            return super().run()
+
+    derived = app.register_task(Derived())
+    assert derived.apply().get() == "base"
 
 
 def test_eager_tasks_are_unique_too(app, locks, pay):

@@ -78,13 +78,13 @@ async def take_over(locker: Locker, leases: Sequence[OnItsWay], terms: Terms) ->
             holding.check(locker.runtime.now())
     except Exception as error:
         if got or (isinstance(error, LeaseLost) and await _has_ended(locker, leases[0])):
-            _release_rest(locker, leases[len(got) :], terms)
+            release_given(locker, leases[len(got) :], terms)
         with suppress(LeaseLost):  # Why not all were taken over says more.
             await locker.release(got)
         raise
     except BaseException:
         if got:
-            _release_rest(locker, leases[len(got) :], terms)
+            release_given(locker, leases[len(got) :], terms)
         locker.abandon(got)
         raise
     return got
@@ -99,8 +99,8 @@ async def _has_ended(locker: Locker, lease: OnItsWay) -> bool:
     return all(grant.fence != lease.fence for grant in look.state.grants)
 
 
-def _release_rest(locker: Locker, leases: Sequence[OnItsWay], terms: Terms) -> None:
-    """Release leases of a token, which no caller can take over any more, in the background."""
+def release_given(locker: Locker, leases: Sequence[OnItsWay], terms: Terms) -> None:
+    """Release leases of a token, which no caller is to take over any more, in the background."""
     for lease in leases:
         _owe(locker, lease.key, lease.owner, terms.ttl)
 

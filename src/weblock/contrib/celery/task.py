@@ -22,12 +22,12 @@ from celery.exceptions import Ignore
 from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
-from ..._adapting import AtLeast, place_of, take_over, terms_of
+from ..._adapting import AtLeast, give_up, place_of, take_over, terms_of
 from ..._options import Duration, HoldOptions, seconds
 from ..._platform.logs import logger, printable
 from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
-from ...errors import ConfigurationError, LeaseLost, LockTimeout
+from ...errors import ConfigurationError, EngineUnavailable, LeaseLost, LockTimeout
 from ...keys import CheckedKey, KeyTemplate, signature_of
 from ...sync import Lease, Locks
 from ..kit import (
@@ -167,31 +167,45 @@ class LockedTask(Task):
         keys = keys_of_call(spec, run, args or (), kwargs or {})
         if not keys:  # Its functions have made none.
             return send(args, kwargs, task_id, *given, **options)
-        assert self.unique_for is not None
-        length = unique.length_of(self.app, self.unique_for, options)
-        is_next_attempt = task_id == self.request.id and not self.request.called_directly
-        running = innermost(Running)
-        token = ""
-        if is_next_attempt and running and running.task is self:
-            token = running.hand_on(keys, length)
-        if not token:
-            held: HoldOptions = {
-                **spec.options,
-                "label": _label(locks, spec.options, self, task_id),
-            }
-            try:
-                token = unique.token_for(locks, keys, held, length) or ""
-            except unique.AlreadyQueued as duplicate:
-                if unique.in_canvas(options) and not is_next_attempt:
-                    token = unique.DUPLICATE
-                elif not is_next_attempt:
-                    return unique.told(self, duplicate)
+        try:
+            token = self._token_for(task_id, keys, options)
+        except unique.AlreadyQueued as duplicate:
+            return unique.told(self, duplicate)
         headers = {**(options.pop("headers", None) or {}), unique.HEADER: token}
         try:
             return send(args, kwargs, task_id, *given, headers=headers, **options)
         except EncodeError:  # After any other error, the broker may have the message.
             unique.give_back(locks, token)
             raise
+
+    def _token_for(
+        self, task_id: str, keys: tuple[CheckedKey, ...], options: Mapping[str, Any]
+    ) -> str:
+        """Return what a message says of its key; nothing for a next attempt that cannot have it now.
+
+        That one acquires its key when it runs, and must not be lost.
+        """
+        assert self.unique_for is not None
+        locks, spec = locks_for(self), spec_of(self)
+        length = unique.length_of(self.app, self.unique_for, options)
+        is_next_attempt = task_id == self.request.id and not self.request.called_directly
+        running = innermost(Running)
+        token, label = "", _label(locks, spec.options, self, task_id)
+        try:
+            if is_next_attempt and running and running.task is self:
+                token = running.hand_on(keys, length)
+            if not token:
+                held: HoldOptions = {**spec.options, "label": label}
+                token = unique.token_for(locks, keys, held, length) or ""
+        except unique.AlreadyQueued:
+            if unique.in_canvas(options) and not is_next_attempt:
+                return unique.DUPLICATE
+            if not is_next_attempt:
+                raise
+        except EngineUnavailable:
+            if not is_next_attempt:
+                raise
+        return token
 
 
 def _label(locks: Locks, options: HoldOptions, task: Task, task_id: str | None) -> str:
@@ -310,6 +324,7 @@ class Running(RequestLeases[Lease]):
         self, work: Callable[[], Any], keys: Sequence[CheckedKey], options: HoldOptions
     ) -> Any:
         if not keys:  # Its functions have made none.
+            unique.give_back(self._locks, self._token)
             return work()
         if self._token == unique.DUPLICATE:
             return self._skip("its key was taken when it was sent")
@@ -319,7 +334,10 @@ class Running(RequestLeases[Lease]):
             return self._find_busy(busy)
         if self.task.until == "start":
             drive(self.release())
-            self.lease = None
+            self.lease, self.over = (
+                None,
+                False,
+            )  # A class may call the ``run`` that it has overridden.
         if not self.leases:  # What is around it holds them.
             return work()
         (own,) = self.leases
@@ -343,9 +361,8 @@ class Running(RequestLeases[Lease]):
         options["label"] = _label(locks, given, task, task.request.id)
         if self._token is not None:
             options["wait"] = 0
-        if self._token:
-            with suppress(LeaseLost):  # Another delivery has it, or it has ended.
-                return self._taken_over(self._token, options)
+        if self._token and (lease := self._taken_over(self._token, options)):
+            return lease
 
         def runs_already() -> bool:
             mark = f" {task.name}[{task.request.id}]"
@@ -365,9 +382,19 @@ class Running(RequestLeases[Lease]):
                 raise Ignore(f"it runs already: {busy}") from busy
             raise
 
-    def _taken_over(self, token: str, options: HoldOptions) -> Lease:
+    def _taken_over(self, token: str, options: HoldOptions) -> Lease | None:
         terms: Any = {name: options[name] for name in _OF_TAKE_OVER if name in options}
-        acquired = drive(take_over(self._locks, token, terms))
+        try:
+            acquired = drive(take_over(self._locks, token, terms))
+        except LeaseLost:
+            return None  # Another delivery has it, or it has ended.
+        except EngineUnavailable:
+            give_up(self._locks, token, options)
+            if terms_of(self._locks, options).fail_open:
+                return None
+            raise
+        for each in acquired[1]:
+            each.control = self.book.flow  # As of what a request acquires.
         lease = self.new_lease(self._locks, acquired)
         self._acquired.append(acquired)
         self.leases.append(lease)
