@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -204,3 +205,19 @@ def test_another_context_of_a_thread_is_part_of_the_same_work_only() -> None:
     found = [context.run(clock.is_part_of, flow) for context in contexts]
     assert found == [True, True, False, False]
     assert contexts[0].copy().run(clock.is_part_of, flow)
+
+
+def test_a_loop_goes_on_before_its_thread_in_every_context() -> None:
+    """A coroutine that another thread has sent to the loop would stop the thread that runs the loop."""
+    mine = clock.control()
+    with ThreadPoolExecutor(1) as another:
+        theirs = another.submit(clock.control).result()
+
+    async def main() -> list[bool]:
+        return await asyncio.create_task(asked(), context=contextvars.Context())
+
+    async def asked() -> list[bool]:
+        return [clock.waits_for_this_loop(flow) for flow in (mine, theirs)]
+
+    assert asyncio.run(main()) == [True, False]
+    assert not clock.waits_for_this_loop(mine)

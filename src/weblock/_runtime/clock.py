@@ -73,13 +73,9 @@ def runs_on_this_loop(flow: object) -> bool:
 
 def waits_for_this_loop(flow: object) -> bool:
     """Return whether that flow of control is this thread, where it goes on when the loop has ended."""
-    strand = _strand.get()
-    return (
-        strand is not None
-        and strand is flow
-        and strand.thread is _this_thread.mark
-        and running_loop() is not None
-    )
+    # In whatever context: that of a coroutine from another thread is another one.
+    in_this_thread = isinstance(flow, Strand) and flow.thread is _this_thread.mark
+    return in_this_thread and running_loop() is not None
 
 
 class Flow:
