@@ -664,6 +664,38 @@ class TestTheClient:
             gone.set()
             assert waiting.result().status == 499
 
+    @pytest.mark.parametrize("place", ["a stream", "write", "close"])
+    def test_leaves_after_a_part_was_sent(self, locks, client, looks, place):
+        """The server hears of a broken pipe, an error that it expects: it survives no other kind."""
+        gone, shown = client
+
+        def wait_for_a_key(environ):
+            request_locks(environ).acquire("other", wait=None)
+
+        def parts(environ):
+            yield b"-"
+            wait_for_a_key(environ)
+
+        def app(environ, start_response):
+            write = start_response("200 OK", [("Content-Type", "text/event-stream")])
+            if place == "write":
+                write(b"-")
+                wait_for_a_key(environ)
+            if place == "close":
+                body = Body([b"-"])
+                body.close = lambda: wait_for_a_key(environ)
+                return body
+            return parts(environ)
+
+        with ThreadPoolExecutor(1) as thread, locks.hold("other"):
+            gateway = Gateway(LockMiddleware(app, locks, ITEMS), **shown)
+            waiting = thread.submit(gateway.serve)
+            eventually(lambda: waiters(locks, "other") == 1)
+            gone.set()
+            with pytest.raises(BrokenPipeError):
+                waiting.result()
+        assert is_free(locks)
+
     def test_stays(self, locks, client, looks):
         """One that is still there gets its response, however often it was looked for."""
         _, shown = client

@@ -8,6 +8,7 @@ have been reported as done.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Iterator
 from http.client import responses
 from typing import Final, Self
@@ -106,6 +107,8 @@ class RequestLayer:
             body = work.run(app, environ)
         except (Exception, ClientGone) as error:
             answer = None if outbox.sent else self._answer(error)
+            if answer is None and isinstance(error, ClientGone):
+                raise _left() from error
             if answer is None:
                 raise
         else:
@@ -185,6 +188,8 @@ class Work:
         token = part_of.set(self._request.book.flow)
         try:
             part = next(self._parts)
+        except ClientGone as gone:
+            raise _left() from gone
         finally:
             part_of.reset(token)
         self._outbox.check()
@@ -196,6 +201,8 @@ class Work:
         try:
             if loss := self._end():
                 logger.error(SENT_TOO_EARLY, loss)
+        except ClientGone as gone:
+            raise _left() from gone
         finally:
             part_of.reset(token)
 
@@ -208,3 +215,8 @@ class Work:
         finally:
             loss = drive(self._request.release())
         return loss
+
+
+def _left() -> BrokenPipeError:
+    """Return what servers expect when a client has left: ``ClientGone`` would end a worker of gunicorn."""
+    return BrokenPipeError(errno.EPIPE, "the client has left")
