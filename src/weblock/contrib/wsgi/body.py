@@ -84,14 +84,14 @@ class Body:
         """Read so many bytes, or all, in parts that have a limit each."""
         if self._left is not None:  # Some servers wait for more if they are asked for more.
             wanted = self._left if wanted < 0 else min(wanted, self._left)
-        found = b""
+        found = bytearray()
         while wanted < 0 or len(found) < wanted:
             size = AHEAD if wanted < 0 else min(AHEAD, wanted - len(found))
             part = self._in_time(lambda size=size: self._input.read(size))  # type: ignore[misc]
             if not part:
                 break
             found += part
-        return found
+        return bytes(found)
 
     def _in_time(self, read: Callable[[], bytes]) -> bytes:
         found = in_time(read, self._patience, self._descriptor)
