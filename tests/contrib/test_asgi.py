@@ -6,10 +6,11 @@ import sys
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
 
+import anyio
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from tests.support.aio import eventually
+from tests.support.aio import PATIENCE, eventually
 from weblock import AsyncLocks, ConfigurationError, LockTimeout
 from weblock.contrib import asgi, wsgi
 from weblock.contrib.asgi import RequestLayer, problem_of, request_locks
@@ -257,6 +258,47 @@ class TestTheLayer:
 
         exchange = Exchange()
         await RequestLayer(app, locks)(exchange.scope, exchange.receive, broken)
+
+    async def test_a_cancel_scope_that_is_left_open(self, locks):
+        """Work that is done is answered as such, also if a generator inside has left a scope of anyio."""
+
+        async def pages():
+            with anyio.fail_after(PATIENCE):
+                yield 1
+
+        async def app(scope, receive, send):
+            await request_locks(scope).acquire("x")
+            left.append(pages())
+            await anext(left[0])
+            await Response("done")(scope, receive, send)
+
+        exchange, left = Exchange(), []
+        await exchange.served_by(RequestLayer(app, locks))
+        assert exchange.body == b"done"
+        await (await locks.acquire("x", wait=0)).release()
+
+    async def test_what_fails_when_the_client_leaves_is_logged(self, locks, caplog):
+        """A task group has both: that the client left, and what failed beside it."""
+
+        async def fails():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                raise ValueError("no rollback")
+
+        async def app(scope, receive, send):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fails())
+                await request_locks(scope).acquire("x", wait=None)
+
+        exchange = Exchange()
+        async with locks.hold("x"):
+            served = exchange.served_by(RequestLayer(app, locks))
+            await eventually(exchange.incoming.empty)
+            exchange.leaves()
+            await served
+        assert exchange.status == 499
+        assert "no rollback" in caplog.text
 
 
 class TestTheInbox:

@@ -166,6 +166,12 @@ class RequestLayer:
             self._lifespans.discard(lifespan)
 
 
+def _is_of_a_client_that_left(error: BaseException) -> bool:
+    """Return whether it is ``ClientGone``, or what Starlette's middleware adds without a response."""
+    missing = isinstance(error, RuntimeError) and str(error) == "No response returned."
+    return missing or isinstance(error, ClientGone)
+
+
 class _Exchange(NamedTuple):
     """One request and its response: what is done when it is the application's turn, and after it."""
 
@@ -184,19 +190,26 @@ class _Exchange(NamedTuple):
 
         Return the loss of a lease, or the problem of a client that left while its request waited.
         """
-        request, loss, gone = self.request, None, None
+        request, loss, gone, ended_well = self.request, None, None, False
         part_of.set(request.book.flow)
         try:
             with self.by_anyio or nullcontext():
                 await self.app(self.scope, self.inbox.receive, self.outbox.send)
+                ended_well = True
         except BaseException as error:
             # A task group around an application that ends without a response adds an error.
             if isinstance(error, BaseExceptionGroup) and error.subgroup(ClientGone):
+                _, failed = error.split(_is_of_a_client_that_left)
+                if failed:
+                    logger.warning("a request whose client has left failed", exc_info=failed)
                 error = ClientGone()
             # Starlette wraps an error that an application inside the application has answered.
             known = error.__cause__ if isinstance(error, RuntimeError) else error
             if isinstance(error, ClientGone):
                 gone = problem_of(error)
+            elif ended_well and isinstance(error, RuntimeError):
+                # As by a ``break`` out of an async generator that yields inside ``anyio.fail_after``.
+                logger.warning("a request has left a cancel scope of anyio open", exc_info=error)
             elif not request.interrupted:
                 raise
             elif not isinstance(known, asyncio.CancelledError | LeaseLost):
