@@ -155,6 +155,41 @@ async def test_a_client_that_leaves_in_its_body(locks):
     assert exchange.status == 499
 
 
+async def test_a_busy_event_loop_is_not_the_clients_fault(locks):
+    """A body that has arrived is accepted, even if the loop was busy for longer than the limit."""
+    exchange = with_body()
+    exchange.says(part(more=False))
+    receive = exchange.receive
+
+    async def late():
+        message = await receive()
+        time.sleep(2 * TRICKLE)  # noqa: ASYNC251 - the loop is busy
+        return message
+
+    exchange.receive = late
+    await exchange.served_by(RequestLayer(locked(reads_all), locks, body_wait=TRICKLE))
+    assert exchange.body == b"1"
+
+
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"0")]], ids=str)
+async def test_who_listens_for_a_disconnect_is_not_limited(locks, headers):
+    """A stream without a request body may go on, also if middleware farther out has read its end."""
+    messages = []
+
+    async def streams(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"-", "more_body": True})
+        messages.append(await receive())
+
+    exchange = Exchange(body=None)
+    exchange.scope["headers"] += headers
+    served = exchange.served_by(RequestLayer(locked(streams), locks, body_wait=TRICKLE))
+    await asyncio.wait({served}, timeout=5 * TRICKLE)
+    exchange.leaves()
+    await served
+    assert messages == [{"type": "http.disconnect"}]
+
+
 async def test_by_a_rule_and_by_a_guard(locks):
     """A rule's middleware and Litestar take the limit, and answer alike."""
 

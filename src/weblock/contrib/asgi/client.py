@@ -21,9 +21,6 @@ LOOK_AFTER: Final = 0.05
 """Seconds of waiting after which to check whether the client is still connected."""
 
 
-_OF_BODY: Final = (b"content-length", b"transfer-encoding")
-
-
 class Inbox:
     """``receive`` for the application, and ``until_gone`` to wait for a disconnect meanwhile.
 
@@ -161,19 +158,21 @@ class Inbox:
             self._withheld.set()
             self._withheld = None
 
-    async def read_ahead(self, body_wait: float | None) -> None:
+    async def read_ahead(self, inbox: Inbox) -> None:
         """Return when the body has arrived, or ``AHEAD`` bytes of it, if it was not read ahead before.
 
+        ``inbox`` is of the request that locks, and has the limit: this one, or one farther in.
         Raises ``BodyTimeout``, and ``ClientGone`` if the client leaves before.
         """
-        if self._is_read_ahead or body_wait is None:
+        if self._is_read_ahead or inbox.body_wait is None:
             return
         # Only HTTP/1 says in its headers whether there is a body.
-        names = dict(self._headers)
-        if self._http_version < "2" and names.keys().isdisjoint(_OF_BODY):
-            self._is_read_ahead = True
+        fields = dict(self._headers)
+        is_empty = fields.get(b"content-length", b"0") == b"0"
+        if is_empty and b"transfer-encoding" not in fields and self._http_version < "2":
+            inbox.body_wait = None  # A caller that listens later waits for a disconnect.
             return
-        patience = Patience(body_wait)
+        patience = Patience(inbox.body_wait)
         while self._room > 0 and not self._arrived:
             if self._gone:
                 raise ClientGone
@@ -280,10 +279,10 @@ class Inbox:
         loop = asyncio.get_running_loop()
         began, had = loop.time(), len(self._ahead)
         left = patience.left if patience else None
-        await asyncio.wait(futures, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(futures, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if patience:
             size = len(self._ahead[-1].get("body", b"")) if len(self._ahead) > had else 0
-            patience.note(loop.time() - began, size)
+            patience.note(loop.time() - began, size, in_time=bool(done))
 
     async def _read_ahead(self) -> None:
         try:

@@ -195,7 +195,7 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
                 await asyncio.wait({client.turn})
             turn = client.turn = self.loop.create_future()
             try:
-                await client.read_ahead(self._inbox.body_wait)
+                await client.read_ahead(self._inbox)
                 lease = await self.take(self.locks, keys, options, client.begin_watch)
             except asyncio.CancelledError:
                 client.refuse_if_gone()

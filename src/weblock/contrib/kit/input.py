@@ -29,11 +29,14 @@ class Patience:
         """Seconds: for each part of the body, and for the rest of the current part."""
         self._size = 0
 
-    def note(self, waited: float, size: int) -> None:
+    def note(self, waited: float, size: int, *, in_time: bool) -> None:
         """Record that the request has waited, in seconds, for a part of its body, in bytes.
 
+        ``in_time`` tells that the part arrived within the limit, though a busy process noticed it later.
         Raises ``BodyTimeout`` if it has waited for too long.
         """
+        if in_time and waited >= self.left:
+            waited = self.left / 2  # Nobody knows how much of it the client has taken.
         self.left -= waited
         if self.left <= 0:
             raise BodyTimeout(self.body_wait)
