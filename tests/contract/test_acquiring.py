@@ -188,8 +188,8 @@ def _leave(locks: Locks) -> None:
 
 
 async def _leave_async(locks: AsyncLocks) -> None:
-    async def section() -> AsyncGenerator[int, None]:
-        async with locks.hold("key", ttl=60):
+    async def section(key: str = "key", limit: int = 1) -> AsyncGenerator[int, None]:
+        async with locks.hold(key, limit=limit, ttl=60):
             for number in range(3):
                 yield number
 
@@ -201,6 +201,11 @@ async def _leave_async(locks: AsyncLocks) -> None:
         async for _ in generator():
             break
         await (await locks.acquire("key", wait=None)).release()
+    beside = await asyncio.create_task(locks.acquire("slots", limit=2))
+    async for _ in section("slots", limit=2):
+        break
+    await (await locks.acquire("slots", limit=2, wait=None)).release()
+    await beside.release()
     kept = section()
     await anext(kept)
     with pytest.raises(AlreadyHeld):

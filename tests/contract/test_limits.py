@@ -162,35 +162,35 @@ class TestReadersAndWriters:
 
 class TestOneself:
     @pytest.mark.of_core
-    def test_a_second_slot_is_granted_and_waited_for(self, locks, one, other, probe) -> None:
-        """A flow gets another slot as any caller does, unless it holds all that there are."""
+    def test_a_second_slot_is_granted_but_not_waited_for(self, locks, one, other, probe) -> None:
+        """Two flows that have a slot each would wait for each other, as they would behind a writer."""
         mine = [one.do(locks.acquire, "key", limit=3, ttl=LONG)]
         mine.append(one.do(locks.acquire, "key", wait=0, limit=3, ttl=LONG))
         third = other.do(locks.acquire, "key", limit=3, ttl=LONG)
-        assert one.do(locks.try_acquire, "key", limit=3) is None
-        waits = one.begin(locks.acquire, "key", limit=3, ttl=LONG, wait=PATIENCE)
-        eventually(lambda: waiters(probe, "key") == 1)
+        for flow in (one, other):
+            assert flow.do(locks.try_acquire, "key", limit=3) is None
+            for wait_for in (None, Attempts(1000)):
+                with pytest.raises(AlreadyHeld) as refused:
+                    flow.do(locks.acquire, "key", wait=wait_for, limit=3)
+                assert (refused.value.key, refused.value.upgrade) == ("key", False)
         other.do(third.release)
-        mine.append(waits.result(PATIENCE))
-        assert one.do(locks.try_acquire, "key", limit=3) is None
-        for wait_for in (None, Attempts(1000)):
-            with pytest.raises(AlreadyHeld) as refused:
-                one.do(locks.acquire, "key", wait=wait_for, limit=3)
-            assert (refused.value.key, refused.value.upgrade) == ("key", False)
         for lease in mine:
             one.do(lease.release)
 
     @pytest.mark.of_core
-    def test_a_reader_reads_again_until_a_writer_waits(self, locks, one, other, probe) -> None:
+    @pytest.mark.parametrize("options", [{"shared": True}, {"limit": 3}], ids=["shared", "limit"])
+    def test_a_reader_reads_again_until_a_writer_waits(
+        self, locks, one, other, probe, options
+    ) -> None:
         """Behind the writer, which waits for its lease, it would wait for itself."""
-        reads = [one.do(locks.acquire, "key", shared=True, ttl=LONG) for _ in range(2)]
+        reads = [one.do(locks.acquire, "key", ttl=LONG, **options) for _ in range(2)]
         assert one.do(locks.try_acquire, "key") is None
         writes = other.begin(locks.acquire, "key", ttl=LONG, wait=None)
         eventually(lambda: waiters(probe, "key") == 1)
-        assert one.do(locks.try_acquire, "key", shared=True) is None
+        assert one.do(locks.try_acquire, "key", **options) is None
         for wait_for in (None, Attempts(1000)):
             with pytest.raises(AlreadyHeld):
-                one.do(locks.acquire, "key", shared=True, wait=wait_for)
+                one.do(locks.acquire, "key", wait=wait_for, **options)
         assert waiters(probe, "key") == 1
         for lease in reads:
             one.do(lease.release)

@@ -25,7 +25,7 @@ from .outage import DOWN
 from .outage import LONGEST as OUTAGE
 from .pace import Pace
 from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
-from .table import HANDOFF, PLACE, SHARED, Answer, Busy, Claim, Gone, Held, Waiting
+from .table import HANDOFF, PLACE, Answer, Busy, Claim, Gone, Held, Waiting
 from .telling import (
     Health,
     tell_acquired,
@@ -378,16 +378,11 @@ class Locker:
         take its turn, or release it afterwards.
         """
         runtime, keeper = self.runtime, self.keeper
-        limits = [
-            each.terms.limit
-            for each in (keeper.holdings.get(key), *keeper.together_on(key))
-            if each and (runtime.holds_up(each.control) or self._is_own(each))
-            if each.held(runtime.now())
-        ]
-        # Others may release where fewer hold the key than may. A reader always waits behind a writer,
-        # which waits for all readers.
-        if limits and (limit == SHARED or len(limits) >= min(limit, *limits)):
-            raise AlreadyHeld(unqualified(key))
+        # Also one of several slots: whoever has the others may wait for this one.
+        for each in (keeper.holdings.get(key), *keeper.together_on(key)):
+            stopped = each and runtime.holds_up(each.control) and each.held(runtime.now())
+            if stopped or (each and self._is_own(each)):
+                raise AlreadyHeld(unqualified(key))
         if not runtime.holds_up(runtime.control()):
             return  # Nor does it hold up anything else: most callers need not look.
         waits = [
@@ -395,9 +390,8 @@ class Locker:
             for each in keeper.waiting_for(key)
             if each.owner != owner and runtime.holds_up(each.control)
         ]
-        limits += waits
         # Those that may hold the key together with the caller do not need each other's turn.
-        if waits and len(limits) >= min(limit, *limits):
+        if len(waits) >= min(limit, *waits):
             raise AlreadyHeld(unqualified(key), waits=True)
 
 
@@ -573,7 +567,17 @@ class Acquisition:
 
     async def _queue(self, answer: Waiting, now: float) -> Grasp | Ask:
         """Wait in the queue until there is something to do."""
-        self._refuse_to_hold_up_others()
+        turns = LEAVING if self._runtime.suspends else 0
+        while True:
+            try:
+                self._refuse_to_hold_up_others()
+            except AlreadyHeld:
+                if not turns:
+                    raise
+            else:
+                break
+            await self._runtime.sleep(0)
+            turns -= 1
         self._keep_place(answer, now)
         if self._locker.over:
             raise self._locker.closed()
