@@ -111,6 +111,7 @@ class User:
             switchboard=engine.switchboard,
             engine=engine.name,
             observers=observers,
+            fails_as_one=engine.fails_as_one,
         )
         self._locker = weakref.ref(locker)
         # The Locks and its leases have it: without them, nothing would ever close the engine.

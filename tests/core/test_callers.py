@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from weblock import Locks
 from weblock._core.acquiring import LOOK, Caller, Locker
 from weblock._core.attempts import Attempts
 from weblock._core.holding import Terms
@@ -161,6 +162,30 @@ def test_one_new_caller_asks_an_engine_once_that_is_known_to_be_down() -> None:
     with pytest.raises(EngineUnavailable):
         drive(locker.acquire(["k"], TERMS, 3))
     assert runtime.clock > down + 2
+
+
+@pytest.mark.parametrize(
+    ("url", "asked"),
+    [
+        ("redis://localhost:1", False),
+        ("redis+cluster://localhost:1", True),
+        ([f"redis://localhost:{port}" for port in (1, 2, 3)], True),
+    ],
+    ids=["server", "cluster", "quorum"],
+)
+def test_a_new_caller_asks_an_engine_of_which_a_part_may_answer(
+    url: str | list[str], asked: bool
+) -> None:
+    """Others may have asked a shard that is down, which says nothing of the others."""
+    with Locks.from_url(url) as locks:
+        locker, _runtime = locker_on(None)
+        locker.fails_as_one = locks._locker.fails_as_one
+    for _ in range(3):
+        with pytest.raises(EngineUnavailable):
+            drive(locker.acquire(["down"], TERMS, 3))
+    locker.store.answers[:] = [BUSY]  # type: ignore[attr-defined]
+    with pytest.raises(LockTimeout if asked else EngineUnavailable):
+        drive(locker.acquire(["healthy"], TERMS, 0))
 
 
 def test_a_caller_that_waited_for_a_recovery_is_not_a_new_one() -> None:

@@ -115,7 +115,10 @@ class Locker:
         switchboard: Switchboard,
         engine: str,
         observers: Observers | None = None,
+        fails_as_one: bool = True,
     ) -> None:
+        self.fails_as_one = fails_as_one
+        """Whether the engine does: see ``Engine``."""
         self.engine = engine
         """What returns the table that the leases are in, if they are in a database."""
         self.observers = observers or Observers(engine, runtime.now)
@@ -450,7 +453,7 @@ class Acquisition:
         try:
             if not keeper.stake(hands, self.key, self.owner, self._terms.ttl):
                 self._locker.refuse_unless_kept(self._terms)
-            if self._observers.heeds_answers:
+            if self._observers.heeds_answers and self._locker.fails_as_one:
                 self._refuse_if_it_is_down()
             self._locker.switchboard.bells[self.owner] = self._bell
             return await self._until_held()

@@ -303,6 +303,8 @@ class Engine:
     """Whether its leases and marks are nowhere but in this object."""
     recovery: Recovery | None = None
     """How long it grants nothing after a loss of data; ``None`` where it loses none."""
+    fails_as_one: bool = True
+    """Whether one key that it does not answer for says that it answers for none."""
     switchboard: Switchboard
 
     def connect(self, runtime: Runtime) -> Store:

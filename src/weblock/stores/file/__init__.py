@@ -108,6 +108,7 @@ class FileEngine(Engine):
     """The leases of one directory, as this process sees them. It is also the bells of ``CellStore``."""
 
     scope = "host"
+    fails_as_one = False  # A process that was stopped holds up only the keys of one file.
 
     def __init__(self, directory: str, *, alone: bool = False) -> None:
         """Open a directory; ``alone`` as in ``checks``."""

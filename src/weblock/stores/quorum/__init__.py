@@ -101,6 +101,7 @@ class QuorumEngine(Engine):
 
     scope = "cluster"
     limits = "exclusive"
+    fails_as_one = False  # It knows of each server whether it is down, and does not ask that one.
 
     def __init__(self, settings: Sequence[Settings]) -> None:
         _check(settings)

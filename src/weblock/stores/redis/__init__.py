@@ -14,7 +14,7 @@ from ..._requirements import require
 from ..findings import Finding
 from ..transport.engine import ServerEngine
 from ..url import without_secrets
-from .settings import Settings, parse
+from .settings import Deployment, Settings, parse
 
 if TYPE_CHECKING:
     from .connections import Connections
@@ -51,6 +51,7 @@ class RedisEngine(ServerEngine):
         from .connections import Connections
 
         super().after_fork()
+        self.fails_as_one = self.settings.deployment is not Deployment.CLUSTER
         self._connections: Connections = Connections(self.settings, self.switchboard)
 
     def connect(self, runtime: Runtime) -> Store:
