@@ -381,7 +381,7 @@ class Locker:
         take its turn, or release it afterwards.
         """
         runtime, keeper = self.runtime, self.keeper
-        # Also one of several slots: whoever has the others may wait for this one.
+        # Also one of several slots: a caller that has another may wait for this one.
         for each in (keeper.holdings.get(key), *keeper.together_on(key)):
             stopped = each and runtime.holds_up(each.control) and each.held(runtime.now())
             if stopped or (each and self._is_own(each)):
