@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import trustme
+from redis.exceptions import ResponseError
 
 from tests.servers import Server, a_redis, binaries
 from tests.servers.rights import USER, grant_least_rights
@@ -15,6 +17,9 @@ from tests.servers.tls import TlsFront
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, EngineUnavailable, Locks
+from weblock._core.ports import Switchboard
+from weblock.stores.redis.blocking import Receiver
+from weblock.stores.redis.link import Bell
 
 
 @pytest.fixture
@@ -170,6 +175,21 @@ async def test_who_may_not_subscribe_is_told_and_still_served(
             lease.release()
             await (await waiting).release()
     assert "cannot be rung" in caplog.text
+
+
+def test_a_server_without_resp3_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Where each handshake of the listener is refused, one warning says why hand-overs are slow."""
+    refused: list[object] = []
+
+    def connect(bell: Any) -> NoReturn:
+        refused.append(bell)
+        raise ResponseError("unknown command 'HELLO'")
+
+    receiver = Receiver(Bell("channel", Switchboard(), lambda _: True), connect, lambda: None)
+    receiver.listen()
+    eventually(lambda: len(refused) > 2)
+    receiver.close()
+    assert caplog.text.count("cannot be rung") == 1
 
 
 @pytest.mark.parametrize("name", sorted(binaries()))

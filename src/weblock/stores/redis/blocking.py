@@ -8,7 +8,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from queue import SimpleQueue
 from threading import current_thread, main_thread
 from typing import Any, Final
@@ -358,9 +357,11 @@ class Receiver:
         self, bell: Bell, connect: Callable[[Bell], BlockingLink], on_quiet: Callable[[], None]
     ) -> None:
         self.bell = bell
+        self._connect = connect
         self._on_quiet = on_quiet
+        self._told = False
         lost = (exceptions.RedisError,)
-        self._listener = Listener(partial(connect, bell), self._hear, lost=lost)
+        self._listener = Listener(self._connected, self._hear, lost=lost)
         self.listen = self._listener.start
         self.close = self._listener.close
 
@@ -369,6 +370,15 @@ class Receiver:
         link = self._listener.connection
         if link and not self.bell.serves(link.address):
             self._listener.hang_up()
+
+    def _connected(self) -> BlockingLink:
+        try:
+            return self._connect(self.bell)
+        except exceptions.ResponseError as error:  # It may know no RESP3, which only this needs.
+            if not self._told:
+                logger.warning(NOT_RUNG, explained(error))
+            self._told = True
+            raise
 
     def _hear(self, link: BlockingLink) -> None:
         replies = link.send(packed("SUBSCRIBE", self.bell.channel))
