@@ -349,11 +349,17 @@ class TestTheTable:
             assert f"has a table, and --url {said}" in " ".join(refused.output.split())
 
     def test_who_may_not_create_it_is_told_as_well(self, locks) -> None:
-        """Where ``create=true`` is beyond the user's rights, the remedy is that of a missing table."""
+        """Where ``create=true`` is beyond the user's rights, the error says so until it is granted."""
         url = f"{shared_postgres().url(user='locks')}?table=beyond&create=true"
         shared_postgres().execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
-        with Locks.from_url(url) as limited, pytest.raises(ConfigurationError, match="weblock ddl"):
-            limited.acquire("key")
+        with Locks.from_url(url) as limited:
+            with pytest.raises(ConfigurationError, match=r"no right to create.*weblock ddl.*GRANT"):
+                limited.acquire("key")
+            shared_postgres().execute("GRANT CREATE ON SCHEMA public TO locks")
+            try:
+                limited.acquire("key").release()
+            finally:
+                shared_postgres().execute("REVOKE CREATE ON SCHEMA public FROM locks")
 
     def test_rights_that_are_missing_are_told(self, locks) -> None:
         """A user who may not write the table is told what to grant."""

@@ -16,7 +16,7 @@ from ..transport.pool import LoopPools, Pool
 from ..transport.unfit import Silence, Unfit
 from .cells import RowStore
 from .diagnosis import diagnose
-from .failures import ABOUT_THE_TABLE, HARMLESS, OtherFormat, explained
+from .failures import ABOUT_THE_TABLE, HARMLESS, NotCreated, OtherFormat, explained
 from .links import AsyncioLink, BlockingLink, Link
 from .receiver import Receiver
 from .rows import Row
@@ -107,8 +107,12 @@ class PostgreSQLEngine(ServerEngine):
                 link.ask(self.statements.ddl.encode())
         except (errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
             pass  # Another process is just creating it: IF NOT EXISTS looks before it creates.
-        except errors.InsufficientPrivilege:
-            pass  # The first statement tells that there is no table.
+        except errors.InsufficientPrivilege as error:
+            raise NotCreated(
+                f"its user has no right to create the table {self.settings.table}"
+                f" ({error.diag.message_primary}): create it with what 'weblock ddl' prints, or GRANT"
+                " CREATE ON its schema to the user"
+            ) from error
         finally:
             link.close()
         self._created = True

@@ -22,12 +22,17 @@ class OtherFormat(unfit.Unfit):
     """Another version of weblock has made the table."""
 
 
+class NotCreated(unfit.Unfit):
+    """The table is missing, and the user has no right to create it."""
+
+
 ABOUT_THE_TABLE: Final = (
     errors.UndefinedTable,
     errors.InvalidSchemaName,
     errors.UndefinedColumn,
     errors.InsufficientPrivilege,
     OtherFormat,
+    NotCreated,
 )
 """Waiting does not help: an operator has to do something about the table, or the rights to it."""
 
