@@ -322,7 +322,7 @@ class TestCancelling:
                         group.start_soon(anyio.sleep_forever)
 
         tasks.actor().do(caller)
-        assert probe.inspect("key") is None
+        eventually(lambda: probe.inspect("key") is None)
         with pytest.raises(ConfigurationError, match="on_lost='stop' must be 'cancel' or"):
             asynchronous.hold("key", on_lost="stop")
 

@@ -9,6 +9,7 @@ import pytest
 import redis
 from celery import Celery, chord, group
 from celery.contrib.testing.worker import start_worker
+from celery.signals import setup_logging
 
 from tests.servers import Server
 from tests.support.waiting import PATIENCE
@@ -19,6 +20,10 @@ pytestmark = [  # They are Celery's.
     pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
 ]
+
+setup_logging.connect(
+    lambda **_options: None, weak=False
+)  # Else a worker sets the root logger's level.
 
 HAS_REDIS = tuple(map(int, redis.__version__.split(".")[:2])) >= (6, 1)
 """Whether redis-py is as new as Celery's own transport needs it."""

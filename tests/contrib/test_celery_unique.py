@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from celery import Celery, chain, chord, group
 from celery.contrib.testing.worker import start_worker
+from celery.signals import setup_logging
 from celery.worker import state
 from kombu.exceptions import EncodeError, OperationalError
 
@@ -17,6 +18,10 @@ from weblock import ConfigurationError, EngineUnavailable, Locks
 from weblock.contrib.celery import AlreadyQueued, LockedTask, WebLock, lease_of
 from weblock.contrib.celery import task as task_module
 from weblock.contrib.celery.unique import HEADER
+
+setup_logging.connect(
+    lambda **_options: None, weak=False
+)  # Else a worker sets the root logger's level.
 
 numbers = itertools.count()
 
@@ -33,7 +38,7 @@ def app(locks):
     """An application with locks, a broker and a result backend in this process."""
     name = f"unique{next(numbers)}"
     app = Celery(name, broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.update(task_default_queue=name, worker_hijack_root_logger=False)
+    app.conf.task_default_queue = name
     app.task = functools.partial(app.task, shared=False)
     WebLock(app, locks)
     yield app

@@ -228,7 +228,7 @@ async def test_an_endpoint_may_run_without_a_lease_while_the_engine_is_down(tmp_
             assert (await client.post("/open")).json()["held"] is True
             server.kill()
             answer = await client.post("/open")
-            assert answer.json() == {"held": False, "fence": None, "key": "x"}
+            assert answer.json() == {"held": False, "fence": 0, "key": "x"}
             refused = await client.post("/closed")
             assert (refused.status_code, refused.json()["code"]) == (503, "engine_unavailable")
             assert len(heard.of(FailedOpen)) == 1
