@@ -67,6 +67,8 @@ class _Line:
     most: float = math.inf
     window: float = SECOND
     log: Any = logger
+    later: str = ""
+    """What is said at the end of a window of the events that were left out; ``text``, unless given."""
 
 
 _LINES: Final[Mapping[type[Event], _Line]] = {
@@ -123,7 +125,11 @@ _LINES: Final[Mapping[type[Event], _Line]] = {
         most=10,
     ),
     Unavailable: _Line(
-        logging.WARNING, "engine %(engine)s does not answer: %(cause)s", most=1, window=MINUTE
+        logging.WARNING,
+        "engine %(engine)s does not answer: %(cause)s",
+        most=1,
+        window=MINUTE,
+        later="engine %(engine)s did not answer %(count)d more requests within a minute: %(cause)s",
     ),
     Available: _Line(
         logging.INFO,
@@ -177,17 +183,19 @@ def write(event: Event) -> None:
         _log(event, line)
 
 
-def _log(event: Event, line: _Line, more: int = 0) -> None:
+def _log(event: Event, line: _Line, left_out: int = 0) -> None:
+    """Log an event, or how many like it were left out: the last of these."""
     text, words = line.text, _words(event)
-    if more:
-        period = "a second" if line.window == SECOND else "a minute"
-        text = f"{text} (and %(more)d more like it within {period})"
-        words["more"] = more
+    words["count"] = count = left_out or 1
+    if left_out and line.later:
+        text = line.later
+    elif count > 1:
+        text = f"{text} (and {count - 1} more like it within a second)"
     facts = {
         name: printable(value) if isinstance(value, str) else value
         for name, value in event.facts().items()
     }
-    extra = {**_ALWAYS, **facts, "event": event.name, "count": more + 1}
+    extra = {**_ALWAYS, **facts, "event": event.name, "count": count}
     line.log.log(line.level, text, words, extra=extra)
 
 
@@ -276,7 +284,7 @@ class _Floods:
                 for flood in list(self._floods.values()):
                     if flood.last and now >= flood.until:
                         line = _LINES[type(flood.last)]
-                        ended.append((flood.last, line, flood.more - 1))
+                        ended.append((flood.last, line, flood.more))
                         flood.last, flood.more = None, 0
                         flood.lines, flood.until = int(line.most), now + line.window
             for each in ended:
