@@ -15,7 +15,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from tests.support import aio
 from tests.support.http import client_of
 from tests.support.waiting import PATIENCE, eventually
-from weblock import AsyncLease, AsyncLocks, LeaseLost, Locks
+from weblock import AsyncLease, AsyncLocks, LeaseLost, Locks, LockTimeout
 from weblock.contrib import asgi, wsgi
 from weblock.contrib.fastapi import install, lock
 from weblock.contrib.flask import WebLock
@@ -366,3 +366,34 @@ async def test_applications_that_run_at_once_in_one_request_have_locks_of_their_
         app = asgi.LockMiddleware(both, rules, [RULES["asgi"]])
         await Exchange(path="/orders").served_by(app)
     assert held == [True, ["stock"]]
+
+
+async def test_an_application_does_not_rely_on_what_another_one_beside_it_holds(url: str) -> None:
+    """The other one may release it meanwhile. What the rule around both holds is theirs."""
+    taken, asked = asyncio.Event(), asyncio.Event()
+
+    async def first(*_request):  # type: ignore[no-untyped-def]
+        await asgi.request_locks().acquire("stock")
+        taken.set()
+        await asked.wait()
+
+    async def second(*_request):  # type: ignore[no-untyped-def]
+        await taken.wait()
+        try:
+            assert (await asgi.request_locks().acquire("x", wait=0)).held
+            with pytest.raises(LockTimeout):
+                await asgi.request_locks().acquire("stock", wait=0)
+        finally:
+            asked.set()
+
+    async def both(scope, *more):  # type: ignore[no-untyped-def]
+        async def begun_late() -> None:
+            await taken.wait()
+            await asgi.RequestLayer(second, two)(dict(scope), *more)
+
+        await asyncio.gather(asgi.RequestLayer(first, one)(dict(scope), *more), begun_late())
+
+    one, two, rules = (AsyncLocks.from_url(url) for _ in range(3))
+    async with one, two, rules:
+        exchange = Exchange(path="/orders")
+        await exchange.served_by(asgi.LockMiddleware(both, rules, [RULES["asgi"]]))

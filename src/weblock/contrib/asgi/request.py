@@ -110,7 +110,7 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
         # Not the scope itself, which has us: that cycle would be left to the garbage collector.
         is_http = scope["type"] == "http"
         method = scope["method"] if is_http else "WEBSOCKET"
-        super().__init__(within.part() if within else Book(method, scope["path"]))
+        super().__init__(within or Book(method, scope["path"]))
         self.within: Final = within
         self.loop = outbox.loop
         self.locks = locks

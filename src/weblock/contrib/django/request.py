@@ -73,7 +73,7 @@ class ViewLeases(RequestLeases[BaseLease]):
             found = request.META.get(ENVIRON_KEY)
         # A layer around Django, such as the LockMiddleware of ASGI or WSGI, may hold something for it.
         around: Any = innermost(RequestLeases, found.book) if found else None
-        super().__init__(around.part() if around else Book(str(request.method), request.path))
+        super().__init__(around or Book(str(request.method), request.path))
         self._around = around
         self.request = request
         self._refused: tuple[ViewLock, ref[WeblockError]] | None = None

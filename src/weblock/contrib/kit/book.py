@@ -18,8 +18,8 @@ A rule, a decorator and several dependencies may lock for the same request, and 
    context (``part_of``) leads to the book.
 
 What may run beside others of the same request, such as tasks of Celery that it calls in threads, has a book of its
-own *within* that of the request. It begins with the keys of that one, and those that it acquires are only its own:
-the others have to wait for them.
+own *within* that of the request. It begins with the keys of what is around it, and those that it acquires are only
+its own: the others have to wait for them.
 
 All is written once, as coroutines, as the core is. An adapter that serves requests in threads drives
 them: on the blocking face they never suspend.
@@ -35,7 +35,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
 from weakref import ref
@@ -45,7 +45,7 @@ from ..._core.acquiring import Caller
 from ..._core.holding import Status
 from ..._face import BaseLease, Face
 from ..._options import HoldOptions
-from ..._platform.forks import enter_child, getpid, process
+from ..._platform.forks import Mutex, enter_child, getpid, process
 from ..._platform.logs import logger
 from ..._runtime.clock import Flow, part_of
 from ..._runtime.internals import running_loop
@@ -63,6 +63,8 @@ BeforeWaiting = Callable[[], Awaitable[object]]
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.~/-]*").fullmatch
 """Matches what ``quote`` leaves as it is."""
+
+_joining: Final = Mutex()
 
 
 class Book:
@@ -90,6 +92,13 @@ class Book:
         self.flow.loop = ref(loop) if loop else None
         self.flow.within = within.flow if within else None
         self.flow.book = ref(self)
+
+    def forget(self, leases: Iterable[BaseLease]) -> None:
+        """Drop the keys of some leases: they are no longer held, or not for what has this book."""
+        gone = {id(lease) for lease in leases}
+        for key, lease in tuple(self.keys.items()):
+            if id(lease) in gone:
+                self.keys.pop(key, None)
 
     def missing(self, locks: Face, keys: Sequence[CheckedKey]) -> Sequence[CheckedKey]:
         """Return those of the keys that the request does not hold yet."""
@@ -145,6 +154,7 @@ class Book:
 class RequestLeases(Generic[L]):
     """What one layer of a request has acquired, from its first key until everything is released."""
 
+    book: Book
     over = False
     """Whether the layer has ended: it acquires nothing any more."""
     of_rules = False
@@ -154,20 +164,34 @@ class RequestLeases(Generic[L]):
     while_waiting: Callable[[], object] | None = None
     """Called now and then while the request waits in a thread; what it raises ends the wait."""
 
-    def __init__(self, book: Book) -> None:
-        self.book: Final = book
+    def __init__(self, around: Book | RequestLeases[Any]) -> None:
+        """``around`` is the layer around this one, or the new book of an outermost layer."""
         self.leases: list[L] = []
         """Those that are released here, in the order in which they were acquired."""
         self._acquired: Final[list[Acquired]] = []
         """What releases them."""
-        book.layers.append(ref(self))
+        if isinstance(around, Book):
+            self.book = around
+            around.layers.append(ref(self))
+        else:
+            around.let_in(self)
 
-    def part(self) -> Book:
-        """Return the book of a layer inside this one: the same, unless it runs beside another that is inside."""
+    def let_in(self, layer: RequestLeases[Any]) -> None:
+        """Give a layer inside this one its book: the same, unless it runs beside another that is inside.
+
+        What that other one holds, and may release at any time, is not in the book of this layer.
+        """
         book, layers = self.book, self.book.layers
-        while (last := layers[-1]()) is None or last.over:
-            layers.pop()
-        return book if last is self else Book(book.method, book.path, book)
+        with _joining.lock:  # Two threads of a request may come at once.
+            while (last := layers[-1]()) is None or last.over:
+                layers.pop()
+            if last is not self:
+                known = (each() for each in reversed(layers))
+                beside = [each for each in takewhile(lambda each: each is not self, known) if each]
+                book = Book(book.method, book.path, book)
+                book.forget(lease for each in beside for lease in each.leases)
+            layer.book = book
+            book.layers.append(ref(layer))
 
     async def take(
         self,
@@ -246,9 +270,7 @@ class RequestLeases(Generic[L]):
         if self.book.layers[0]() is self:
             known.clear()
         else:
-            for key, lease in tuple(known.items()):
-                if any(lease is mine for mine in self.leases):
-                    del known[key]
+            self.book.forget(self.leases)
         loss: LeaseLost | None = None
         for locker, holdings in reversed(self._acquired):
             try:

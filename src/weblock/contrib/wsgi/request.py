@@ -40,9 +40,7 @@ class RequestLocks(RequestLeases[Lease]):
         body_wait: float | None = BODY_WAIT,
     ) -> None:
         # Not environ itself, which has us: that cycle would be left to the garbage collector.
-        super().__init__(
-            within.part() if within else Book(environ["REQUEST_METHOD"], path_of(environ))
-        )
+        super().__init__(within or Book(environ["REQUEST_METHOD"], path_of(environ)))
         self.locks = locks
         self.while_waiting = watch(environ)
         self._body: Body | None = None
