@@ -394,7 +394,7 @@ class Locker:
             if each.owner != owner and runtime.holds_up(each.control)
         ]
         # Those that may hold the key together with the caller do not need each other's turn.
-        if len(waits) >= min(limit, *waits):
+        if waits and len(waits) >= min(limit, *waits):
             raise AlreadyHeld(unqualified(key), waits=True)
 
 
