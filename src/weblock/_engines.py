@@ -146,7 +146,7 @@ class User:
             in_use.users.discard(self)
             is_last = not in_use.users
             if is_last:
-                in_use.forget(url_too=closed or not in_use.engine.local)
+                in_use.forget(url_too=closed or not in_use.engine.keeps_anything())
         if is_last:
             in_use.close()
         self._left = True

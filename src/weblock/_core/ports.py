@@ -299,13 +299,15 @@ class Engine:
     """One of ``SCOPES``."""
     limits: str = "any"
     """One of ``LIMITS``."""
-    local: bool = False
-    """Whether its leases and marks are nowhere but in this object."""
     recovery: Recovery | None = None
     """How long it grants nothing after a loss of data; ``None`` where it loses none."""
     fails_as_one: bool = True
     """Whether one key that it does not answer for says that it answers for none."""
     switchboard: Switchboard
+
+    def keeps_anything(self) -> bool:
+        """Return whether leases or marks would be lost with this object, because they are nowhere else."""
+        return False
 
     def connect(self, runtime: Runtime) -> Store:
         """Return the engine as a runtime talks to it. Connects to nothing before its first request."""

@@ -27,7 +27,6 @@ class MemoryEngine(Engine):
     """Keeps the leases in a dict, of which it is the cells. A fork leaves the child with an empty one."""
 
     scope = "process"
-    local = True
     store = CellStore
 
     def __init__(self, name: str = "memory://") -> None:
@@ -47,6 +46,9 @@ class MemoryEngine(Engine):
         self.mutex = RLock()
         self.busy = False
         """Whether the thread that has the mutex is changing a state."""
+
+    def keeps_anything(self) -> bool:
+        return bool(self.states or self.marks)
 
     def connect(self, runtime: Runtime) -> CellStore:
         self.now = runtime.now  # All runtimes have the same clock.

@@ -189,7 +189,7 @@ class RequestLeases(Generic[L]):
                 known = (each() for each in reversed(layers))
                 beside = [each for each in takewhile(lambda each: each is not self, known) if each]
                 book = Book(book.method, book.path, book)
-                book.forget(lease for each in beside for lease in each.leases)
+                book.forget(lease for each in beside for lease in list(each.leases))
             layer.book = book
             book.layers.append(ref(layer))
 
