@@ -210,6 +210,7 @@ def test_a_busy_key_is_a_conflict(serve: Any, database: Any) -> None:
             hold_until_commit("a", using="lite")
             begun.set()
             done.wait(60)
+        connections["lite"].connection.close()  # Django leaves a database in memory open.
         connections.close_all()
 
     thread = threading.Thread(target=other)
