@@ -121,9 +121,8 @@ class Inbox:
         if not (self._ahead or self._reading):
             self._pending = self._pending or asyncio.ensure_future(self._read_ahead())
             with anyio.CancelScope(shield=True):
-                await asyncio.sleep(
-                    0
-                )  # A server that knows of a disconnect does not wait to return it.
+                # A server that knows of a disconnect does not wait to return it.
+                await asyncio.sleep(0)
         return True
 
     def begin_stream(self) -> None:

@@ -54,10 +54,11 @@ class RequestLayer:
     A request that locks waits for its body for ``body_wait`` seconds, for each 64 KiB: see ``kit.input``.
 
     With ``of_rules``, it acquires for the rules of a middleware, and an application inside may have locks
-    of its own. With ``owns_locks``, the locks free their connections when the application shuts down on
-    the last of the servers that have started it; they open again when they are used again. ``before_start`` is called when the application has
-    started, or before its first request: what it raises is why the application does not start. ``answer`` gives the response to an
-    error of weblock, instead of its problem, where the application has not given one.
+    of its own. With ``owns_locks``, the locks free their connections when the last server that has
+    started the application shuts it down; they open again when they are used again. ``before_start``
+    is called when the application has started, or before its first request: what it raises is why
+    the application does not start. ``answer`` gives the response to an error of weblock, instead of
+    its problem, where the application has not given one.
     """
 
     def __init__(

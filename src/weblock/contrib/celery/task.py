@@ -409,9 +409,8 @@ class Running(RequestLeases[Lease]):
     def _find_busy(self, busy: LockTimeout) -> None:
         """End or postpone a task whose keys are busy."""
         task, request = self.task, self.task.request
-        if (
-            self._on_busy == "retry" and not request.is_eager
-        ):  # Celery repeats an eager task at once.
+        # Celery repeats an eager task at once, so that fails instead.
+        if self._on_busy == "retry" and not request.is_eager:
             # Not all tasks at once, unless the task says when.
             countdown = max(LEAST_COUNTDOWN, busy.retry_after or 0.0) * random.uniform(1.0, 1.5)
             if task.busy_countdown is not None:
