@@ -19,7 +19,7 @@ import redis
 import redis.asyncio
 import redis.sentinel
 
-from weblock._runtime import internals as of_asyncio
+from weblock._platform import internals as of_asyncio
 from weblock.stores.redis import internals as of_redis
 from weblock.stores.redis.connections import quiet
 

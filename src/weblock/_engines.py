@@ -14,7 +14,7 @@ from ._core.telling import Health
 from ._platform.collector import end_later
 from ._platform.forks import Mutex, enter_child, getpid, heed_forks, process
 from ._platform.threads import refuse_subinterpreter
-from ._runtime.keeper import KeeperThread
+from ._runtime.blocking import KeeperThread
 from .stores import url as urls
 
 

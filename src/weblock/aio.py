@@ -29,7 +29,7 @@ from ._options import (
 )
 from ._platform.collector import phases, runs_here
 from ._platform.forks import enter_child, getpid, process
-from ._platform.loops import beside_loop
+from ._platform.threads import beside_loop
 from ._runtime.aio import AsyncioRuntime
 from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
 from .errors import LeaseLost, LockTimeout

@@ -28,7 +28,7 @@ from ._options import (
 from ._platform.collector import phases, runs_here
 from ._platform.forks import enter_child, getpid, process
 from ._runtime.blocking import BlockingRuntime, drive
-from ._runtime.calls import callbacks
+from ._runtime.observing import callbacks
 from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
 from .errors import LeaseLost, LockTimeout
 from .inspection import KeyInfo, KeyInfos

@@ -6,8 +6,8 @@ import asyncio
 import random
 
 from .._core.ports import Message
+from .._platform.internals import running_loop
 from . import clock
-from .internals import running_loop
 
 
 class AsyncioBell:

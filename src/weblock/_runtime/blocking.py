@@ -1,4 +1,4 @@
-"""The blocking runtime: every port method blocks, so that coroutines never suspend."""
+"""The blocking runtime: every port method blocks, so that coroutines never suspend. The keeper runs on it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import queue
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Coroutine
 from queue import Empty
 from typing import Any, TypeVar
 
-from .._core.ports import Bell, Message
+from .._core.keeping import Keeper
+from .._core.ports import Bell, Engine, Message
 from .._platform.greenlets import patched_by, refuse_other_threads
+from .._platform.logs import logger
+from .._platform.threads import BackgroundThread
 from ..errors import ConfigurationError
 from . import clock
 
@@ -86,3 +90,32 @@ class BlockingBell:
             return self._messages.get(timeout=timeout)
         except Empty:
             return None
+
+
+class KeeperThread:
+    """Runs one engine's keeper in a daemon thread, from when it is first needed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._thread = BackgroundThread("weblock-keeper", lambda: drive(self.keeper.run()))
+        self.keeper = Keeper(
+            BlockingRuntime(renews=True),
+            engine.connect,
+            self._thread.start,
+            report_forgotten=_warn_of_forgotten,
+            disconnect=engine.switchboard.disconnect,
+        )
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End the thread, and wait for that at most ``timeout`` seconds.
+
+        Debts are paid first, if the engine answers in that time.
+        """
+        self.keeper.close()
+        self._thread.join(timeout)
+
+
+def _warn_of_forgotten(message: str) -> None:
+    try:
+        warnings.warn(message, ResourceWarning, stacklevel=1)
+    except ResourceWarning:  # Where warnings are errors: nobody could catch it here.
+        logger.error(message)  # noqa: TRY400

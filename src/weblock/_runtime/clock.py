@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from .internals import running_loop
+from .._platform.internals import running_loop
 
 
 def _clock() -> Callable[[], float]:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from ..._adapting import rest
 from ..._options import Duration
 from ..._platform.logs import logger
-from ..._platform.loops import beside_loop
+from ..._platform.threads import beside_loop
 from ..._runtime.clock import part_of
 from ...aio import AsyncLocks
 from ...errors import LeaseLost

@@ -32,10 +32,10 @@ from django.utils.functional import LazyObject
 
 from ..._face import BaseLease, Face
 from ..._options import HoldOptions
+from ..._platform.internals import running_loop
 from ..._platform.logs import logger
 from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
-from ..._runtime.internals import running_loop
 from ...aio import AsyncLease
 from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order

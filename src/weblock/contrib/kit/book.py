@@ -46,9 +46,9 @@ from ..._core.holding import Status
 from ..._face import BaseLease, Face
 from ..._options import HoldOptions
 from ..._platform.forks import Mutex, enter_child, getpid, process
+from ..._platform.internals import running_loop
 from ..._platform.logs import logger
 from ..._runtime.clock import Flow, part_of
-from ..._runtime.internals import running_loop
 from ...errors import AlreadyHeld, ConfigurationError, LeaseLost
 from ...keys import CheckedKey, unqualified
 from .output import check_done

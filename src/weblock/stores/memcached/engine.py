@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from ..._core.ports import Runtime, Store
-from ..._platform.loops import in_thread
+from ..._platform.threads import in_thread
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore
 from ..findings import Finding, unreachable

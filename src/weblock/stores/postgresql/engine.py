@@ -9,7 +9,7 @@ from typing import Final
 from psycopg import errors
 
 from ..._core.ports import Runtime, Store
-from ..._platform.loops import in_thread
+from ..._platform.threads import in_thread
 from ..findings import Finding
 from ..transport.engine import ServerEngine
 from ..transport.pool import LoopPools, Pool

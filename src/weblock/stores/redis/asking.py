@@ -13,8 +13,8 @@ from typing import Any, Final, Generic, TypeVar
 import redis
 from redis import exceptions
 
+from ..._platform.internals import running_loop
 from ..._platform.logs import Repeats, logger
-from ..._platform.loops import running
 from ..._platform.threads import background_thread
 from ..transport.backoff import Backoff
 from ..transport.unfit import Unfit
@@ -237,7 +237,7 @@ class Lookup:
             in_background(self._look_quietly, "looking")
         except RuntimeError:
             self._asked_at = asked_at
-            return running() is not None  # A caller that looked would stop the event loop.
+            return running_loop() is not None  # A caller that looked would stop the event loop.
         except BaseException:  # A signal handler's, say.
             self._asked_at = asked_at
             raise

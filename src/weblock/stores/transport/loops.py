@@ -8,7 +8,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable
 from typing import Final, Generic, Protocol, TypeVar
 
-from ..._platform.loops import running
+from ..._platform.internals import running_loop
 
 
 class OfLoop(Protocol):
@@ -67,7 +67,7 @@ class ByLoop(Generic[T]):
         """End everything, each in its own loop."""
         for each in self.all():
             vars(each.loop)[_KEPT].pop(self, None)
-            if each.loop is running():
+            if each.loop is running_loop():
                 each.close()
             else:
                 with contextlib.suppress(RuntimeError):  # The loop was closed just now.

@@ -7,10 +7,17 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from .._platform.greenlets import patched_by
-from .._platform.loops import running
+from .greenlets import patched_by
 
-_of_thread: Final[Callable[[], Any]] = getattr(asyncio, "_get_running_loop", running)
+
+def _by_public_name() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+_of_thread: Final[Callable[[], Any]] = getattr(asyncio, "_get_running_loop", _by_public_name)
 
 
 def _of_greenlet() -> Any:
