@@ -1,4 +1,4 @@
-"""Runs the Python of a page of the docs: ``python -m tests.pages docs/asgi.md``.
+"""Runs the Python of a page of the docs: ``python -m tests.pages docs/middleware.md``.
 
 Its blocks run from top to bottom, as one program that may ``await`` at its top level. What a reader
 need not see stands in comments that begin with a line ``<!-- test``: what a block takes for granted
