@@ -185,6 +185,59 @@ class BodyTimeout(WeblockError):
         )
 
 
+class IdempotencyKeyInvalid(WeblockError):
+    """A request that must carry an idempotency key has none, or one that is malformed.
+
+    The adapters answer 400. Nothing has run.
+
+    Attributes:
+        header: The name of the header.
+        missing: Whether there is no such header.
+    """
+
+    def __init__(self, header: str, reason: str, *, missing: bool = False) -> None:
+        super().__init__(f"the request has no usable {header} header: {reason}")
+        self.header = header
+        self.missing = missing
+
+
+class IdempotencyKeyReused(WeblockError):
+    """The caller has used this idempotency key before, for a request with another query or body.
+
+    The adapters answer 422. Nothing has run.
+    """
+
+
+class TooManyAnswers(WeblockError):
+    """As many answers are stored for the caller as ``max_answers`` allows.
+
+    The adapters answer 429. Nothing has run.
+
+    Attributes:
+        retry_after: In how many seconds the oldest of them expires.
+    """
+
+    def __init__(self, most: int, *, retry_after: float) -> None:
+        super().__init__(
+            f"max_answers={most} answers are stored for this caller: raise max_answers=, or lower keep="
+        )
+        self.retry_after = retry_after
+
+
+class AnswersUnavailable(WeblockError, ConnectionError):
+    """The database did not answer when the stored answer to a request was looked up.
+
+    The adapters answer 503. Nothing has run. The driver's error is ``__cause__``.
+    """
+
+
+class AnswerNotStored(WeblockError):
+    """A response cannot be stored: it is a stream, or longer than ``max_body`` bytes.
+
+    It is raised inside the transaction, so that the work of the request is rolled back.
+    """
+
+
 class AlreadyHeld(WeblockError, RuntimeError):
     """The caller would wait for itself, because its own task, thread or request holds the key.
 

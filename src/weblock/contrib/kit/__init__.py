@@ -12,6 +12,7 @@ An adapter says in its framework's words *what* to lock, and *when* a request be
    be sent, and ``problem_of`` which response an error gets.
 4. ``configured`` and ``opened`` make the locks of an application from its code and its configuration.
 5. ``RuleMiddleware`` and ``Rule`` lock by URL. ``Locked`` is what ``weblock check`` prints of a lock.
+6. ``IdempotencySpec`` describes what is executed once for each idempotency key, and ``Answers`` stores the answers.
 
 ``guarding`` is how a database refuses the COMMIT of a stale holder.
 """

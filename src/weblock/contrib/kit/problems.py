@@ -13,14 +13,18 @@ from http import HTTPStatus
 from typing import Final, TypeVar
 
 from ...errors import (
+    AnswersUnavailable,
     BodyTimeout,
     ConfigurationError,
     EngineRecovering,
     EngineUnavailable,
+    IdempotencyKeyInvalid,
+    IdempotencyKeyReused,
     InvalidKey,
     LeaseLost,
     LockTimeout,
     StrangePath,
+    TooManyAnswers,
     WeblockError,
 )
 
@@ -181,9 +185,42 @@ def _problem_of(error: BaseException | None) -> Problem | None:
                 "The lock was lost while the request was served",
                 "It is not certain what was done. Check before you try again.",
             )
-        case InvalidKey() | BodyTimeout():
+        case IdempotencyKeyReused() | InvalidKey() | BodyTimeout():
             return Problem(
                 *next(_OF_CLIENTS[kind] for kind in _OF_CLIENTS if isinstance(error, kind))
+            )
+        case _:
+            return _problem_of_answers(error)
+
+
+def _problem_of_answers(error: BaseException | None) -> Problem | None:
+    match error:
+        case AnswersUnavailable():
+            return Problem(
+                HTTPStatus.SERVICE_UNAVAILABLE.value,
+                "answers_unavailable",
+                "The store of answers is unavailable",
+                "It is not known whether this request was served before, so nothing was done."
+                " Send it again with the same idempotency key.",
+                {"Retry-After": str(ENGINE_RETRY_AFTER)},
+            )
+        case TooManyAnswers():
+            return Problem(
+                HTTPStatus.TOO_MANY_REQUESTS.value,
+                "too_many_answers",
+                "Too many idempotency keys",
+                "The answers to so many earlier requests are stored for you that nothing was done."
+                " Try again later, with the same idempotency key.",
+                {"Retry-After": _retry_after(error.retry_after)},
+            )
+        case IdempotencyKeyInvalid():
+            missing, header = error.missing, error.header
+            return Problem(
+                HTTPStatus.BAD_REQUEST.value,
+                "idempotency_key_missing" if missing else "idempotency_key_invalid",
+                f"{header} is missing" if missing else f"{header} is malformed",
+                f"This operation requires the header {header}. Its value is a new random string, such as"
+                " a UUID, for each operation, and the same string when the request is sent again.",
             )
         case _:
             return None
@@ -197,6 +234,15 @@ _OF_CLIENTS: Final[dict[type[WeblockError], tuple[int, str, str, str]]] = {
         (
             "Send it in its usual form: with single slashes, without dot segments and control characters,"
             " as UTF-8, and with plain numbers."
+        ),
+    ),
+    IdempotencyKeyReused: (
+        HTTPStatus.UNPROCESSABLE_ENTITY.value,
+        "idempotency_key_reused",
+        "The idempotency key was used for another request",
+        (
+            "A request with this key had another query or body. Send the same request again, or use a"
+            " new key for another one."
         ),
     ),
     InvalidKey: (

@@ -155,7 +155,7 @@ def trouble_of(error: BaseException) -> Trouble | None:
         if state in _BY_STATE:
             return _BY_STATE[state]
         if (code := getattr(each, "sqlite_errorcode", None)) is not None:
-            missing = Trouble.NO_TABLE if f"no such table: {TABLE}" in str(each) else None
+            missing = Trouble.NO_TABLE if "no such table: weblock_" in str(each) else None
             return _BY_SQLITE.get(code, _BY_SQLITE.get(code & 0xFF, missing))
         if each.args and type(each.args[0]) is int and each.args[0] in _BY_MYSQL:
             return _BY_MYSQL[each.args[0]]

@@ -1,0 +1,356 @@
+"""Serve a request once, however often its client sends it.
+
+A client that gets no answer cannot know whether its order was placed. It sends the request again, with the
+same ``Idempotency-Key``. The first request is executed, and its answer is stored in the transaction of its
+work; each later one gets that answer. An adapter takes these steps:
+
+1. ``IdempotencySpec.asked`` reads the key, and makes of caller, method, path and key the *digest*: under
+   it the answer is stored, and it is what the request locks (``keys_of``). The *fingerprint* is made of query
+   and body.
+2. The request acquires the lock. While it waits, or if it does not wait, another request with the same
+   digest is running: ``LockTimeout``, unless that one's answer can be found by now.
+3. ``Answers.find`` returns the stored answer, which is sent as ``Answer.replayed``. If there is none, ``admit``
+   checks that the caller has not too many.
+4. The work runs in a transaction that the adapter opens, and only the adapter commits. When the response is
+   complete, ``Answers.store`` inserts it, and COMMIT follows at once. If ``is_stored`` is false, or an
+   exception was raised, the transaction is rolled back instead: what is not stored is not committed.
+
+What can fail:
+
+- *The worker dies before COMMIT.* The database rolls back; the retry executes the request.
+- *The worker dies after COMMIT.* The answer is stored; the retry gets it.
+- *The lock is lost*, because the worker was paused, and a retry is executed as well. Both insert a row with
+  the same digest. The database rejects the second, whose work is rolled back; it sends the answer of the first.
+  So the lock only saves work, and the unique row decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple, Self
+from uuid import UUID
+
+from ..._options import Duration, seconds
+from ...canonical import canonical
+from ...errors import (
+    AnswerNotStored,
+    ConfigurationError,
+    IdempotencyKeyInvalid,
+    IdempotencyKeyReused,
+    TooManyAnswers,
+)
+from ...keys import CheckedKey
+from .spec import LockSpec, name_of
+
+ANSWERS: Final = "weblock_answer"
+"""The table of stored answers: one row for each digest."""
+
+ANSWER_LENGTHS: Final = {
+    "digest": 64,
+    "caller": 64,
+    "idempotency_key": 255,
+    "request": 600,
+    "fingerprint": 64,
+}
+"""The lengths of its text columns, none of which is null.
+
+The others are ``status`` and ``expires_at`` (in seconds since 1970), which are integers, ``headers``, a text,
+and ``body``, which is binary. ``digest`` is the primary key; there is an index on ``caller`` and one on
+``expires_at``.
+"""
+
+HEADER: Final = "Idempotency-Key"
+
+REPLAYED: Final = "Idempotency-Replayed"
+"""The header of an answer that was stored: its value is ``true``."""
+
+ANONYMOUS: Final = "anonymous"
+
+KEEP: Final = 24 * 3600.0
+
+MAX_ANSWERS: Final = 10_000
+
+MAX_BODY: Final = 1024 * 1024
+
+ANSWER_SWEEPS: Final = 1 / 100
+"""The share of executed requests that also delete expired answers."""
+
+_QUOTED: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+"""A string of RFC 9651, without parameters."""
+
+_BARE: Final = re.compile(r"[!#-+\--:<-\[\]-~]+")
+"""Visible characters, without the quotes, commas, semicolons and backslashes that mean more in such a header."""
+
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
+_NOT_STORED: Final = frozenset(
+    {
+        *("set-cookie", "date", "connection", "keep-alive", "proxy-authenticate"),
+        *(
+            "proxy-authorization",
+            "proxy-connection",
+            "te",
+            "trailer",
+            "transfer-encoding",
+            "upgrade",
+        ),
+    }
+)
+"""Headers that are about one response or one connection."""
+
+
+class Answer(NamedTuple):
+    """A response as the wrapper of the handler saw it. Its headers are all but those that are never stored."""
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+
+    @classmethod
+    def of(cls, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> Self:
+        """Return a response without the headers that are never stored."""
+        kept = [(name, value) for name, value in headers if name.lower() not in _NOT_STORED]
+        return cls(status, kept, body)
+
+    @property
+    def replayed(self) -> Self:
+        """Return the answer as it is sent to a client that repeats its request."""
+        return self._replace(headers=[*self.headers, (REPLAYED, "true")])
+
+
+class Asked(NamedTuple):
+    """A request with an idempotency key."""
+
+    digest: str
+    caller: str
+    """A digest of the caller's identity."""
+    idempotency_key: str
+    request: str
+    """The method and the path, for people."""
+    fingerprint: str
+
+
+@dataclass(frozen=True, repr=False)
+class IdempotencySpec(LockSpec):
+    """A description of what is executed once for each idempotency key."""
+
+    caller: Any = None
+    """A function that returns the identity of a request's caller, or ``"anonymous"``."""
+    header: str = HEADER
+    keep: float = KEEP
+    """Seconds for which an answer is stored."""
+    max_answers: int = MAX_ANSWERS
+    """How many answers are stored for a caller."""
+    max_body: int = MAX_BODY
+    """Bytes of a body that can be stored."""
+
+    @classmethod
+    def written(
+        cls,
+        caller: object,
+        *,
+        wait: Duration | None = 0,
+        header: str = HEADER,
+        keep: Duration = KEEP,
+        max_answers: int = MAX_ANSWERS,
+        max_body: int = MAX_BODY,
+    ) -> Self:
+        """Return the spec of what a user has written. Raises ``ConfigurationError`` for what cannot work."""
+        if not (callable(caller) or caller == ANONYMOUS):
+            raise ConfigurationError(
+                f"idempotent(caller={caller!r:.80}) must be a function that returns who sends the request,"
+                ' such as the id of the user, or "anonymous" if all clients may share their keys: otherwise'
+                " one user could read the answer that another one got"
+            )
+        if not re.fullmatch(r"[A-Za-z0-9-]+", header):
+            raise ConfigurationError(f"header={header!r:.80} must be the name of a header")
+        for name, value in (("max_answers", max_answers), ("max_body", max_body)):
+            if type(value) is not int or value < 1:
+                raise ConfigurationError(f"{name}={value!r:.80} must be a whole number from 1 on")
+        return cls.of(
+            ["idempotency:{digest}"],
+            {"wait": wait},
+            caller=caller,
+            header=header,
+            keep=seconds("keep", keep, least=1),
+            max_answers=max_answers,
+            max_body=max_body,
+        )
+
+    def asked(
+        self, *, caller: object, method: str, path: str, sent: Sequence[str], parts: Iterable[bytes]
+    ) -> Asked:
+        """Return what a request asks for.
+
+        ``caller`` is what the application's function has returned, ``sent`` are the values of the header,
+        and ``parts`` the query and the parts of the body. Raises ``IdempotencyKeyInvalid`` for a key that is
+        missing or malformed, and ``ConfigurationError`` for a caller that is nobody.
+        """
+        refuse_safe([method], f"{method} {path:.80}")
+        key = self._key_of(sent)
+        who = digest_of(*map(_encoded, self._identity(caller)))
+        digest = digest_of(*map(_encoded, (who, method, path, key)))
+        request = ascii(f"{method} {path}")[1:-1][: ANSWER_LENGTHS["request"]]
+        return Asked(digest, who, key, request, digest_of(*parts))
+
+    def keys_of(self, asked: Asked) -> tuple[CheckedKey, ...]:
+        """Return the key that a request locks."""
+        return self.made_of(lambda _template: {"digest": asked.digest}, lambda _function: None)
+
+    def is_stored(self, status: int) -> bool:
+        """Return whether a response with this status, which was returned and not raised, is stored."""
+        temporary = HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS
+        return status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in temporary
+
+    def refuse_long(self, size: int, *, streams: bool = False) -> None:
+        """Raise ``AnswerNotStored`` for a response that streams, or whose body has too many bytes."""
+        if streams or size > self.max_body:
+            what = "streams its response" if streams else f"responds with {size} bytes"
+            raise AnswerNotStored(
+                f"an idempotent handler {what}, which cannot be stored, so its work was rolled back: return"
+                f" a complete response of at most max_body={self.max_body} bytes, such as the address of a"
+                " file, or raise max_body="
+            )
+
+    def _key_of(self, sent: Sequence[str]) -> str:
+        if len(sent) != 1:
+            reason = "it is sent more than once" if sent else "it is missing"
+            raise IdempotencyKeyInvalid(self.header, reason, missing=not sent)
+        text = sent[0].strip(" \t")
+        if quoted := _QUOTED.fullmatch(text):
+            key = re.sub(r"\\(.)", r"\1", quoted[1])
+        else:
+            key = text if _BARE.fullmatch(text) else ""
+        longest = ANSWER_LENGTHS["idempotency_key"]
+        if not 1 <= len(key) <= longest:
+            raise IdempotencyKeyInvalid(
+                self.header, f"it must be a string of 1 to {longest} visible ASCII characters"
+            )
+        return key
+
+    def _identity(self, caller: object) -> tuple[str, ...]:
+        if self.caller == ANONYMOUS:
+            return (ANONYMOUS,)
+        # An object could have another text tomorrow: the same user would be another caller.
+        is_plain = isinstance(caller, str | int | UUID) and not isinstance(caller, bool)
+        if not is_plain or caller == "":
+            raise ConfigurationError(
+                f"{name_of(self.caller)}, the caller= of idempotent(), returned a {type(caller).__name__}:"
+                " return the id of the user, as a string, an int or a UUID, and answer 401 if there is none"
+            )
+        return ("caller", canonical(caller))
+
+
+def refuse_safe(methods: Iterable[str], what: str) -> None:
+    """Raise ``ConfigurationError`` if requests by one of the methods change nothing."""
+    if safe := sorted(_SAFE.intersection(methods)):
+        raise ConfigurationError(
+            f"{what} is idempotent(), but {' and '.join(safe)} requests can be repeated anyway, and their"
+            " answers would be outdated: use it for POST, PUT, PATCH and DELETE"
+        )
+
+
+def digest_of(*parts: bytes) -> str:
+    """Return a digest of several parts, which differs if their borders do."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(b"%d:" % len(part))
+        found.update(part)
+    return found.hexdigest()
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+class Answers:
+    """The stored answers in a database of the application.
+
+    ``execute`` runs one statement, with parameters such as ``:digest``, and returns the rows that it found.
+    ``database`` is the name of the kind of database, such as ``"postgresql"``.
+    """
+
+    def __init__(
+        self,
+        database: str,
+        execute: Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]],
+        spec: IdempotencySpec,
+        asked: Asked,
+    ) -> None:
+        self._database = database
+        self._execute = execute
+        self._spec = spec
+        self._asked = asked
+
+    def find(self) -> Answer | None:
+        """Return the stored answer. Raises ``IdempotencyKeyReused`` if it is to another query or body."""
+        found = self._execute(_FINDING, {"digest": self._asked.digest, "now": int(time.time())})
+        if not found:
+            return None
+        fingerprint, status, headers, body = found[0]
+        if fingerprint != self._asked.fingerprint:
+            raise IdempotencyKeyReused(
+                f"the {self._spec.header} {self._asked.idempotency_key!r} was used for another request:"
+                f" its {self._asked.request} had another query or body"
+            )
+        pairs = [(name, value) for name, value in json.loads(headers)]
+        return Answer(status, pairs, bytes(body))  # Some drivers return a memoryview.
+
+    def admit(self) -> None:
+        """Raise ``TooManyAnswers`` if no further answer is to be stored for the caller."""
+        now = int(time.time())
+        ((count, first),) = self._execute(_COUNTING, {"caller": self._asked.caller, "now": now})
+        if count >= self._spec.max_answers:
+            raise TooManyAnswers(self._spec.max_answers, retry_after=first - now)
+
+    def store(self, answer: Answer) -> None:
+        """Insert an answer, as the last statement before COMMIT. Raises the database's error if there is one."""
+        now = int(time.time())
+        # An answer to the same request may have expired, and still be there.
+        self._execute(_CLEARING, {"digest": self._asked.digest, "now": now})
+        self._execute(
+            _STORING,
+            {
+                **self._asked._asdict(),
+                "status": answer.status,
+                "headers": json.dumps(answer.headers),
+                "body": answer.body,
+                "expires_at": now + math.ceil(self._spec.keep),
+            },
+        )
+
+    def sweep(self) -> None:
+        """Delete expired answers, a batch of them."""
+        self._execute(_sweeping(self._database), {"now": int(time.time())})
+
+
+_FINDING: Final = """
+SELECT fingerprint, status, headers, body FROM weblock_answer WHERE digest = :digest AND expires_at > :now"""
+
+_COUNTING: Final = """
+SELECT COUNT(*), MIN(expires_at) FROM weblock_answer WHERE caller = :caller AND expires_at > :now"""
+
+_CLEARING: Final = "DELETE FROM weblock_answer WHERE digest = :digest AND expires_at <= :now"
+
+_STORING: Final = """
+INSERT INTO weblock_answer (digest, caller, idempotency_key, request, fingerprint, status, headers, body, expires_at)
+VALUES (:digest, :caller, :idempotency_key, :request, :fingerprint, :status, :headers, :body, :expires_at)"""
+
+
+_SWEEPING: Final = """
+DELETE FROM weblock_answer WHERE digest IN (
+    SELECT digest FROM weblock_answer WHERE expires_at <= :now LIMIT 1000 %s)"""
+
+
+def _sweeping(database: str) -> str:
+    if database in ("mysql", "mariadb"):
+        return "DELETE FROM weblock_answer WHERE expires_at <= :now LIMIT 1000"
+    skips = "FOR UPDATE SKIP LOCKED" if database == "postgresql" else ""
+    return _SWEEPING % skips
