@@ -348,20 +348,12 @@ class Face:
         name, store = self._name(key), self._locker.store
         return await self._ask("once", name, self._locker.insist(lambda: store.marked(name)))
 
-    async def _unless_done(
-        self, lease: BaseLease, step: Callable[[], Awaitable[object]], keep: float | None
-    ) -> bool:
-        """Run a step and record it, unless another caller has done so; return whether it ran."""
-        name = self._name(lease.key)
-        if await self._is_done(lease.key):
-            return False
-        await step()
-        locker = self._locker
+    async def _record_done(self, lease: BaseLease, keep: float | None) -> None:
+        name, locker = self._name(lease.key), self._locker
         for holding in lease._leased:  # noqa: SLF001
             # The engine says whether it is ours still.
             await self._ask("once", name, locker.insist(partial(locker.extend, holding, 0)))
         await self._ask("once", name, locker.insist(lambda: locker.store.mark(name, keep)))
-        return True
 
     async def _forget(self, key: str) -> None:
         name, store = self._name(key), self._locker.store

@@ -464,6 +464,30 @@ def refuse_coroutine(work: object) -> None:
         raise TypeError(f"give {work.__qualname__} itself and its arguments, not its coroutine")
 
 
+def refuse_async(work: object) -> None:
+    """Raise ``TypeError`` for work that needs asyncio, or that is not done when a call of it returns."""
+    refuse_coroutine(work)
+    refuse_generator(work)
+    if inspect.iscoroutinefunction(work):
+        raise TypeError(f"{work!r:.200} is async: give it to AsyncLocks")
+
+
+def refuse_async_function(function: Callable[..., object]) -> None:
+    """Raise ``TypeError`` for what a blocking wrapper would not lock while it runs."""
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"{function.__qualname__} is async: decorate it with AsyncLocks")
+    if inspect.isclass(function):
+        raise TypeError(f"{function!r} is a class: decorate its methods, one by one")
+    refuse_generator(function)
+
+
+def refuse_blocking_function(function: Callable[..., object]) -> None:
+    """Raise ``TypeError`` for what an ``async def`` around it would not lock while it runs."""
+    refuse_generator(function)
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError(f"{function!r} is not a coroutine function: decorate it with Locks")
+
+
 def kept_for(expiry: Duration | None) -> float | None:
     """Return for how many seconds a step stays done; ``None`` is forever."""
     return None if expiry is None else seconds("expiry", expiry, least=SHORTEST_EXPIRY)

@@ -20,8 +20,8 @@ from ._options import (
     cancels_when_lost,
     in_turn,
     kept_for,
+    refuse_blocking_function,
     refuse_coroutine,
-    refuse_generator,
     refuse_what_cannot_be_called,
     seconds,
     skips_where_busy,
@@ -30,7 +30,7 @@ from ._options import (
 from ._platform.collector import phases, runs_here
 from ._platform.forks import enter_child, getpid, process
 from ._platform.threads import beside_loop
-from ._runtime.aio import AsyncioRuntime
+from ._runtime.aio import AsyncioRuntime, in_running_loop
 from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
 from .errors import LeaseLost, LockTimeout
 from .inspection import KeyInfo, KeyInfos
@@ -51,7 +51,10 @@ class AsyncLocks(Face):
     _runtime = AsyncioRuntime
 
     def hold(
-        self, *keys: str, on_lost: OnLost = "continue", **options: Unpack[HoldOptions]
+        self,
+        *keys: str,
+        on_lost: OnLost = "continue",  # asyncio only
+        **options: Unpack[HoldOptions],
     ) -> AsyncHold:
         """Hold keys for an ``async with`` block, which gets the ``AsyncLease``.
 
@@ -81,8 +84,9 @@ class AsyncLocks(Face):
                 lease of one of several keys ended while this call waited for another, because of
                 ``max_hold`` for example.
         """
-        kind = _CancellingHold if cancels_when_lost(on_lost) else AsyncHold
-        return kind(self, keys, options)
+        if cancels_when_lost(on_lost):  # asyncio only
+            return _CancellingHold(self, keys, options)
+        return AsyncHold(self, keys, options)
 
     async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
         """Acquire keys, and hold them until ``release`` is called on the lease.
@@ -110,7 +114,7 @@ class AsyncLocks(Face):
 
     async def _try_acquire(self, keys: tuple[str, ...], options: HoldOptions) -> AsyncLease | None:
         try:
-            return await self.acquire(*keys, **options)
+            return AsyncLease(*await self._acquire(keys, options))
         except LockTimeout:
             return None
 
@@ -151,9 +155,7 @@ class AsyncLocks(Face):
         def decorate(
             function: Callable[P, Awaitable[R]],
         ) -> Callable[P, Coroutine[Any, Any, R]]:
-            refuse_generator(function)
-            if not inspect.iscoroutinefunction(function):
-                raise TypeError(f"{function!r} is not a coroutine function: decorate it with Locks")
+            refuse_blocking_function(function)
             key_of = template.for_call_of(function)
 
             @functools.wraps(function)
@@ -272,7 +274,11 @@ class AsyncLocks(Face):
         if await self._is_done(key):
             return False
         async with self.hold(key, on_lost="cancel", **in_turn(options)) as lease:
-            return await self._unless_done(lease, lambda: call(step, args), keep)
+            if await self._is_done(key):
+                return False
+            await call(step, args)
+            await self._record_done(lease, keep)
+            return True
 
     async def forget(self, key: str) -> None:
         """Forget that the step of ``once`` is done: the next caller runs it again.
@@ -373,16 +379,15 @@ class AsyncLocks(Face):
 
         if compute is not None:
             refuse_coroutine(compute)
-            return value_of(key, compute, keeping, turns)
+            return value_of(key, compute, keeping, turns)  # asyncio only
+            # blocking: return drive(value_of(key, compute, keeping, turns))
         keeping.check_class()
         template = KeyTemplate.parse(key)
 
         def decorate(
             function: Callable[P, Awaitable[R]],
         ) -> Callable[P, Coroutine[Any, Any, R]]:
-            refuse_generator(function)
-            if not inspect.iscoroutinefunction(function):
-                raise TypeError(f"{function!r} is not a coroutine function: decorate it with Locks")
+            refuse_blocking_function(function)
             key_of = template.for_call_of(function)
 
             @functools.wraps(function)
@@ -474,10 +479,10 @@ class AsyncLocks(Face):
         this takes up to 5 seconds, after which they end at their ttl. Where other locks still use it,
         leases go on, and are renewed, until they are released.
         """
-        if [*phases][-1] == "start" and runs_here():
-            self._close()
-        else:
+        if [*phases][-1] != "start" or not runs_here():  # asyncio only
             await beside_loop(self._close)
+            return
+        self._close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -486,7 +491,7 @@ class AsyncLocks(Face):
         await self.close()
 
 
-class _Trial(Coroutine[Any, Any, R]):
+class _Trial(Coroutine[Any, Any, R]):  # asyncio only
     """The coroutine of ``try_acquire``. Any other would be true, and its caller would hold nothing."""
 
     __slots__ = ("__weakref__", "_work")
@@ -518,8 +523,7 @@ class _Trial(Coroutine[Any, Any, R]):
 class AsyncLease(BaseLease):
     """Possession of one or several keys, until it is released or lost.
 
-    ``async with lease:`` releases it when the block ends, and raises ``LeaseLost`` as ``hold``
-    does.
+    ``async with lease:`` releases it when the block ends, and raises ``LeaseLost`` as ``hold`` does.
     """
 
     __slots__ = ()
@@ -601,7 +605,7 @@ class AsyncLease(BaseLease):
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call a function once, in the running event loop, when the lease is lost."""
         refuse_what_cannot_be_called(callback)
-        self._when("on_lost", functools.partial(call_in, asyncio.get_running_loop(), callback))
+        self._when("on_lost", in_running_loop(callback))
 
     def on_ask_release(self, callback: Callable[[], None]) -> None:
         """Call a function once, in the running event loop, when another caller asks for the key.
@@ -609,15 +613,7 @@ class AsyncLease(BaseLease):
         At once if one has asked before: see ``AsyncLocks.ask_release``.
         """
         refuse_what_cannot_be_called(callback)
-        self._when(
-            "on_ask_release", functools.partial(call_in, asyncio.get_running_loop(), callback)
-        )
-
-
-def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    """Call a function in an event loop, from any thread; not if the loop is closed."""
-    with contextlib.suppress(RuntimeError):  # The loop is closed.
-        loop.call_soon_threadsafe(callback)
+        self._when("on_ask_release", in_running_loop(callback))
 
 
 AsyncLocks._lease = AsyncLease  # noqa: SLF001 - either class names the other
@@ -642,10 +638,11 @@ class AsyncHold(Inside[AsyncLease]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> Coroutine[Any, Any, None]:
-        return self._leave().__aexit__(exc_type, error, traceback)
+        return self._leave().__aexit__(exc_type, error, traceback)  # asyncio only
+        # blocking: self._leave().__exit__(exc_type, error, traceback)
 
 
-class CancellingLease(AsyncLease):
+class CancellingLease(AsyncLease):  # asyncio only
     """A lease whose ``async with`` block is cancelled when it is lost, and then raises ``LeaseLost``."""
 
     __slots__ = ("_cancelled_before", "_cancels", "_task", "_timer")
@@ -690,7 +687,7 @@ class CancellingLease(AsyncLease):
             self._task.cancel()
 
 
-class _CancellingHold(AsyncHold):
+class _CancellingHold(AsyncHold):  # asyncio only
     """An ``async with`` block that holds keys, and is cancelled when one of them is lost."""
 
     __slots__ = ()
@@ -704,8 +701,8 @@ class _CancellingHold(AsyncHold):
 class AsyncTerm(CancellingLease):
     """The lease of a caller that leads.
 
-    ``async with term:`` cancels its block when the term is lost, and releases it when the block
-    ends. Unlike other leases, its loss is no error there: the loop of ``lead`` goes on.
+    ``async with term:`` cancels its block when the term is lost, and releases it at the end.
+    Unlike other leases, its loss is no error there: the loop of ``lead`` goes on.
     """
 
     __slots__ = ()
@@ -723,7 +720,9 @@ class AsyncTerm(CancellingLease):
         return self._is_own_loss(error)
 
 
-async def call(work: Callable[[*Ts], Awaitable[R]], args: tuple[*Ts]) -> R:
+async def call(  # asyncio only
+    work: Callable[[*Ts], Awaitable[R]], args: tuple[*Ts]
+) -> R:
     """Call a coroutine function, and raise ``TypeError`` if it is none."""
     coming = work(*args)
     if not inspect.isawaitable(coming):

@@ -67,7 +67,7 @@ class Keeping:
     def __init__(self, options: CacheOptions, *, suspends: bool) -> None:
         if missing := {"expiry", "cache"} - options.keys():
             raise TypeError(f"cached() needs {' and '.join(sorted(missing))}")
-        self._suspends = suspends
+        self.suspends = suspends
         self._cache = options["cache"]
         self._expiry = seconds("expiry", options["expiry"], least=SHORTEST_EXPIRY)
         self._stale = seconds("stale", options.get("stale", 0))
@@ -78,7 +78,7 @@ class Keeping:
 
         It is enough for a decorator, which may run before a lazy cache can be opened.
         """
-        if put := _method_of(type(self._cache), "set", suspends=self._suspends):
+        if put := _method_of(type(self._cache), "set", suspends=self.suspends):
             _word_for_expiry(self._cache, put)
 
     def check(self) -> None:
@@ -127,20 +127,20 @@ class Keeping:
 
     def _method(self, name: str) -> Callable[..., Any]:
         """Return a method of the cache. Raises ``ConfigurationError`` if it has none."""
-        if method := _method_of(self._cache, name, suspends=self._suspends):
+        if method := _method_of(self._cache, name, suspends=self.suspends):
             return method
         raise ConfigurationError(f"cache={self._cache!r:.200} has no method {name!r}")
 
     async def _answer(self, answer: Any) -> Any:
         if inspect.isawaitable(answer):
-            if self._suspends:
+            if self.suspends:
                 return await answer
             if inspect.iscoroutine(answer):
                 answer.close()
             raise ConfigurationError(
                 f"cache={self._cache!r:.200} is asynchronous: give it to AsyncLocks, or another one"
             )
-        if self._suspends and _drivers(self._cache) & _WITH_TWO_CLIENTS:
+        if self.suspends and _drivers(self._cache) & _WITH_TWO_CLIENTS:
             raise ConfigurationError(
                 f"cache={self._cache!r:.200} blocks the event loop: give a client of redis.asyncio"
             )
@@ -166,7 +166,10 @@ class Turns(NamedTuple, Generic[T]):
 
 
 async def value_of(
-    key: str, compute: Callable[[], Awaitable[R]], keeping: Keeping, turns: Turns[T]
+    key: str,
+    compute: Callable[[], R] | Callable[[], Awaitable[R]],
+    keeping: Keeping,
+    turns: Turns[T],
 ) -> R:
     """Return the cached value; if there is none that may be served, one caller computes it."""
     key = check_key(key)
@@ -189,12 +192,12 @@ async def value_of(
 
 
 async def _look_again_or_compute(
-    key: str, compute: Callable[[], Awaitable[R]], keeping: Keeping, turn: Turn
+    key: str, compute: Callable[[], Any], keeping: Keeping, turn: Turn
 ) -> R:
     entry = await keeping.look(key)
     if entry and _is_fresh(entry):
         return cast("R", entry.value)
-    value = await compute()
+    value: R = await compute() if keeping.suspends else compute()
     try:
         turn.check()
     except LeaseLost:

@@ -1,12 +1,11 @@
+# Generated from aio.py by scripts/generate: change that file, and run it.
 """The blocking face: locks for threads."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Generator
-from functools import partial
 from types import TracebackType
 from typing import Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
@@ -18,8 +17,8 @@ from ._options import (
     OnBusy,
     in_turn,
     kept_for,
-    refuse_coroutine,
-    refuse_generator,
+    refuse_async,
+    refuse_async_function,
     refuse_what_cannot_be_called,
     seconds,
     skips_where_busy,
@@ -28,7 +27,7 @@ from ._options import (
 from ._platform.collector import phases, runs_here
 from ._platform.forks import enter_child, getpid, process
 from ._runtime.blocking import BlockingRuntime, drive
-from ._runtime.observing import callbacks
+from ._runtime.observing import in_background
 from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
 from .errors import LeaseLost, LockTimeout
 from .inspection import KeyInfo, KeyInfos
@@ -96,9 +95,11 @@ class Locks(Face):
         Raises:
             EngineUnavailable: The engine did not answer.
         """
-        options = without_waiting(options)
+        return self._try_acquire(keys, without_waiting(options))
+
+    def _try_acquire(self, keys: tuple[str, ...], options: HoldOptions) -> Lease | None:
         try:
-            return self.acquire(*keys, **options)
+            return Lease(*drive(self._acquire(keys, options)))
         except LockTimeout:
             return None
 
@@ -137,11 +138,7 @@ class Locks(Face):
         self._options.of_call(options)  # What cannot work is refused here, not at the first call.
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            if inspect.iscoroutinefunction(function):
-                raise TypeError(f"{function.__qualname__} is async: decorate it with AsyncLocks")
-            if inspect.isclass(function):
-                raise TypeError(f"{function!r} is a class: decorate its methods, one by one")
-            refuse_generator(function)
+            refuse_async_function(function)
             key_of = template.for_call_of(function)
 
             @functools.wraps(function)
@@ -186,8 +183,8 @@ class Locks(Face):
     ) -> R | None:
         """Call ``work(*args)`` while holding the key, and return its result.
 
-        The lease is renewed for as long as the work takes. If it is lost nevertheless,
-        ``LeaseLost`` is raised when the work has returned.
+        The lease is renewed for as long as the work takes. If it is lost nevertheless, ``LeaseLost``
+        is raised when the work has returned.
 
         Args:
             key: What to lock.
@@ -211,7 +208,7 @@ class Locks(Face):
         skips = skips_where_busy(on_busy, options)
         least = AtLeast(self, at_least, options)
         try:
-            lease = self.acquire(key, **options)
+            lease = Lease(*drive(self._acquire((key,), options)))
         except LockTimeout:
             if skips:
                 return None
@@ -257,14 +254,14 @@ class Locks(Face):
         """
         refuse_async(step)
         keep = kept_for(expiry)
-
-        async def the_step() -> None:
-            step(*args)
-
         if drive(self._is_done(key)):
             return False
         with self.hold(key, **in_turn(options)) as lease:
-            return drive(self._unless_done(lease, the_step, keep))
+            if drive(self._is_done(key)):
+                return False
+            step(*args)
+            drive(self._record_done(lease, keep))
+            return True
 
     def forget(self, key: str) -> None:
         """Forget that the step of ``once`` is done: the next caller runs it again.
@@ -354,25 +351,20 @@ class Locks(Face):
         turns = Turns(self._take, self._give_back, of_hold(options))
         self._options.of_call(turns.options)
 
-        def value(key: str, compute: Callable[[], R]) -> R:
-            async def computed() -> R:
-                return compute()
-
-            return drive(value_of(key, computed, keeping, turns))
-
         if compute is not None:
             refuse_async(compute)
-            return value(key, compute)
+            return drive(value_of(key, compute, keeping, turns))
         keeping.check_class()
         template = KeyTemplate.parse(key)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            refuse_async(function)
+            refuse_async_function(function)
             key_of = template.for_call_of(function)
 
             @functools.wraps(function)
             def cached(*args: P.args, **kwargs: P.kwargs) -> R:
-                return value(key_of(args, kwargs), lambda: function(*args, **kwargs))
+                compute = functools.partial(function, *args, **kwargs)
+                return drive(value_of(key_of(args, kwargs), compute, keeping, turns))
 
             return cached
 
@@ -467,14 +459,6 @@ class Locks(Face):
         self.close()
 
 
-def refuse_async(work: object) -> None:
-    """Raise ``TypeError`` for work that needs asyncio, or that is not done when a call of it returns."""
-    refuse_coroutine(work)
-    refuse_generator(work)
-    if inspect.iscoroutinefunction(work):
-        raise TypeError(f"{work!r:.200} is async: give it to AsyncLocks")
-
-
 class Lease(BaseLease):
     """Possession of one or several keys, until it is released or lost.
 
@@ -563,7 +547,7 @@ class Lease(BaseLease):
         One thread calls all such functions, one after the other.
         """
         refuse_what_cannot_be_called(callback)
-        self._when("on_lost", partial(callbacks.call, callback))
+        self._when("on_lost", in_background(callback))
 
     def on_ask_release(self, callback: Callable[[], None]) -> None:
         """Call a function once, in a background thread, when another caller asks for the key.
@@ -571,32 +555,10 @@ class Lease(BaseLease):
         At once if one has asked before: see ``Locks.ask_release``.
         """
         refuse_what_cannot_be_called(callback)
-        self._when("on_ask_release", partial(callbacks.call, callback))
+        self._when("on_ask_release", in_background(callback))
 
 
 Locks._lease = Lease  # noqa: SLF001 - either class names the other
-
-
-class Term(Lease):
-    """The lease of a caller that leads.
-
-    ``with term:`` releases it when the block ends. Unlike other leases, its loss is no error there:
-    the loop of ``lead`` goes on.
-    """
-
-    __slots__ = ()
-
-    def __exit__(  # type: ignore[override]  # Only a term suppresses an error.
-        self,
-        exc_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        try:
-            super().__exit__(exc_type, error, traceback)
-        except LeaseLost:
-            return True
-        return self._is_own_loss(error)
 
 
 class Hold(Inside[Lease]):
@@ -619,3 +581,25 @@ class Hold(Inside[Lease]):
         traceback: TracebackType | None,
     ) -> None:
         self._leave().__exit__(exc_type, error, traceback)
+
+
+class Term(Lease):
+    """The lease of a caller that leads.
+
+    ``with term:`` releases it when the block ends.
+    Unlike other leases, its loss is no error there: the loop of ``lead`` goes on.
+    """
+
+    __slots__ = ()
+
+    def __exit__(  # type: ignore[override]  # Only a term suppresses an error.
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        try:
+            super().__exit__(exc_type, error, traceback)
+        except LeaseLost:
+            return True
+        return self._is_own_loss(error)

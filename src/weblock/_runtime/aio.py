@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from collections.abc import Callable
+from functools import partial
 
 from .._core.ports import Message
 from .._platform.internals import running_loop
@@ -64,6 +67,17 @@ class AsyncioBell:
     def _wake(self) -> None:
         if self._listener and not self._listener.done():
             self._listener.set_result(None)
+
+
+def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Call a function in an event loop, from any thread; not if the loop is closed."""
+    with contextlib.suppress(RuntimeError):  # The loop is closed.
+        loop.call_soon_threadsafe(callback)
+
+
+def in_running_loop(callback: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that any thread may call, and that calls ``callback`` in this loop."""
+    return partial(call_in, asyncio.get_running_loop(), callback)
 
 
 class AsyncioRuntime:

@@ -102,6 +102,11 @@ callbacks: Final = CallQueue("weblock-callbacks")
 """Those for leases that were lost."""
 
 
+def in_background(callback: Callable[[], None]) -> Callable[[], object]:
+    """Return a function that has ``callback`` called in the thread of callbacks."""
+    return partial(callbacks.call, callback)
+
+
 def _always(_event: Event) -> bool:
     return True
 

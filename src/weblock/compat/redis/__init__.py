@@ -1,7 +1,7 @@
+# Generated from compat/redis/asyncio.py by scripts/generate: change that file, and run it.
 """redis-py's ``Lock``, on weblock: an application switches by changing an import.
 
-``from weblock.compat.redis import Lock`` takes the place of ``from redis.lock import Lock``, and
-``from weblock.compat.redis.asyncio import Lock`` that of ``from redis.asyncio.lock import Lock``. The two
+``from weblock.compat.redis import Lock`` takes the place of ``from redis.lock import Lock``. The two
 libraries do not exclude each other: switch all processes that lock. ``docs/coming-from/redis-py.md``
 has what differs.
 """
@@ -11,13 +11,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from ..._requirements import require
-
-require("weblock.compat.redis", "redis")
-
-from ...errors import AlreadyHeld, EngineRecovering, LockTimeout  # noqa: E402 - only what fits can be imported
-from ...sync import Lease, Locks  # noqa: E402
-from .base import BaseLock, PerClient, translated  # noqa: E402
+from ...errors import AlreadyHeld, EngineRecovering, LockTimeout
+from ...sync import Lease, Locks
+from .base import BaseLock, PerClient, translated
 
 __all__ = ["Lock", "close", "configure"]
 
@@ -43,7 +39,7 @@ class Lock(BaseLock[Lease]):
 
     def acquire(
         self,
-        sleep: float | None = None,  # noqa: ARG002 - nothing is polled
+        sleep: float | None = None,  # Nothing is polled.
         blocking: bool | None = None,
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
@@ -81,10 +77,11 @@ class Lock(BaseLock[Lease]):
             lease.release()
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
-        """Adds so many seconds, or has it end in so many, though never before it would have."""
+        """Add so many seconds, or have it end in so many, though never before it would have."""
         lease = self._held_for_a_time("extend")
+        longer = self._longer(lease, additional_time) if replace_ttl else additional_time
         with translated(self.name):
-            lease.extend(self._longer(lease, additional_time) if replace_ttl else additional_time)
+            lease.extend(longer)
         return True
 
     def reacquire(self) -> Literal[True]:
@@ -104,6 +101,6 @@ def configure(client: object, **options: Any) -> None:
 
 
 def close(client: object) -> None:
-    """Frees what the locks of a client have in this process, which else goes with the client."""
+    """Free what the locks of a client have in this process, which else goes with the client."""
     if locks := _locks.leave(client):
         locks.close()

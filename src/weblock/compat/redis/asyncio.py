@@ -1,4 +1,9 @@
-"""The twin for ``redis.asyncio``: the same, awaitable."""
+"""redis-py's asyncio ``Lock``, on weblock: an application switches by changing an import.
+
+``from weblock.compat.redis.asyncio import Lock`` takes the place of ``from redis.asyncio.lock import Lock``. The two
+libraries do not exclude each other: switch all processes that lock. ``docs/coming-from/redis-py.md``
+has what differs.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +38,7 @@ class Lock(BaseLock[AsyncLease]):
 
     async def acquire(
         self,
+        # blocking: sleep: float | None = None,  # Nothing is polled.
         blocking: bool | None = None,
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
@@ -53,7 +59,7 @@ class Lock(BaseLock[AsyncLease]):
         return True
 
     async def locked(self) -> bool:
-        """Return whether any process holds it."""
+        """Return whether any process holds the lock."""
         with translated(self.name):
             return self._is_held(await _locks.of(self.redis).inspect(self._key))
 
@@ -63,14 +69,14 @@ class Lock(BaseLock[AsyncLease]):
             return self._is_ours(await _locks.of(self.redis).inspect(self._key))
 
     async def release(self) -> None:
-        """Release the lock, also if it is cancelled. Raises ``LockError`` if it was not ours."""
+        """Release the lock. Raises ``LockError`` if it was not acquired or is not ours any more."""
         lease = self._held("release")
         self._local.lease = None
         with translated(self.name):
             await lease.release()
 
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
-        """Adds so many seconds, or has it end in so many, though never before it would have."""
+        """Add so many seconds, or have it end in so many, though never before it would have."""
         lease = self._held_for_a_time("extend")
         longer = self._longer(lease, additional_time) if replace_ttl else additional_time
         with translated(self.name):
@@ -94,6 +100,9 @@ def configure(client: object, **options: Any) -> None:
 
 
 async def close(client: object) -> None:
-    """Frees what the locks of a client have in this process: for before its event loop ends."""
+    """Free what the locks of a client have in this process, which else goes with the client.
+
+    Call it before the event loop ends.
+    """
     if locks := _locks.leave(client):
         await locks.close()

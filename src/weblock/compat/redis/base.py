@@ -1,5 +1,6 @@
 """What the blocking and the asyncio ``Lock`` share."""
 
+# ruff: noqa: E402 - only what fits can be imported
 from __future__ import annotations
 
 import contextlib
@@ -12,6 +13,10 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
+
+from ..._requirements import require
+
+require("weblock.compat.redis", "redis")
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import LockError, LockNotOwnedError
