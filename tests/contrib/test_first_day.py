@@ -5,7 +5,7 @@ import copy
 from typing import Annotated, Any
 
 import pytest
-from fastapi import APIRouter, Depends, FastAPI, Header, Query
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, params
 from fastapi.requests import HTTPConnection
 from flask import Flask
 from pydantic import BaseModel
@@ -14,7 +14,7 @@ from tests.support.http import client_of
 from weblock import AsyncLease, AsyncLocks, ConfigurationError, Lease, Locks
 from weblock.contrib import flask, wsgi
 from weblock.contrib.asgi import LockMiddleware, RequestLease, Rule
-from weblock.contrib.fastapi import guarded, install, lock
+from weblock.contrib.fastapi import LockDependency, guarded, install, lock
 from weblock.contrib.status import StatusPage
 
 from .wire import Exchange
@@ -164,6 +164,18 @@ def test_equal_locks_are_one():
     assert hash(lock("x", ttl=5, wait=1)) == hash(lock("x", wait=1, ttl=5))
     assert lock("x") not in (lock("x", wait=0), lock("y"), lock("x", on_lost="continue"))
     assert copy.deepcopy([lock("x")]) == [lock("x")]
+
+
+def test_code_that_follows_dependencies_comes_to_an_end():
+    """As Cadwyn does: it goes from each ``Depends`` to what that calls, and puts a copy in its place."""
+    declared = lock("x", wait=0)
+    called = declared.dependency
+    assert isinstance(called, LockDependency)
+    assert not isinstance(called, params.Depends)
+    assert (called, hash(called)) == (declared, hash(declared))
+    other = copy.copy(declared)
+    object.__setattr__(other, "dependency", lock("y"))
+    assert (other, other.dependency) == (declared, lock("y"))
 
 
 def test_a_model_may_have_a_lease():

@@ -9,8 +9,8 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, NoReturn, Self, Unpack
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Final, NoReturn, Unpack
 
 from fastapi import BackgroundTasks, Depends, params
 from fastapi.requests import HTTPConnection
@@ -39,26 +39,20 @@ class NotOfRequest:
 
 
 @dataclass(frozen=True, repr=False)
-class DependencySpec(LockSpec):
-    """What ``lock`` was given."""
-
-    on_lost: OnLost = "cancel"
-
-
-class LockDependency(DependencySpec, params.Depends):
+class LockDependency(LockSpec):  # noqa: PLW1641 - dataclass makes the hash
     """A description of what to lock, which ``lock`` returns.
 
     As a dependency it acquires, waiting on the event loop also for ``def`` endpoints, and gives
     the ``RequestLease``. The layer that ``install`` adds releases, when the request's work is done.
-
-    It is a ``Depends`` itself: where that was forgotten, FastAPI would take it for a default or for a
-    note of its user's, and the endpoint would run without its lock.
     """
 
-    @property
-    def dependency(self) -> Self:
-        """What it depends on, as a ``Depends``."""
-        return self
+    on_lost: OnLost = "cancel"
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what was given to ``lock``, whether it is a ``Depends`` or what that calls."""
+        names = (each.name for each in fields(self) if each.compare)
+        same = (getattr(self, name) == getattr(other, name) for name in names)
+        return isinstance(other, LockDependency) and all(same)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -115,6 +109,18 @@ class LockDependency(DependencySpec, params.Depends):
             )
         made = override()
         return await made if inspect.isawaitable(made) else made
+
+
+class _DeclaredLock(LockDependency, params.Depends):
+    """A lock that is a ``Depends`` itself, so that it locks also where ``Depends`` was forgotten.
+
+    FastAPI would take anything else for a default or for a note of its user's.
+    """
+
+    @functools.cached_property  # Cadwyn gives a copy of each ``Depends`` another one.
+    def dependency(self) -> LockDependency:
+        """What FastAPI calls: no ``Depends``, so that code that follows this attribute comes to an end."""
+        return LockDependency(*(getattr(self, name) for name in self.__match_args__))
 
 
 _of_routes: Final[dict[int, tuple[weakref.ref[Any], Known]]] = {}
@@ -176,4 +182,4 @@ def lock(
         TypeError: There is no key, or no such option.
     """
     cancels_when_lost(on_lost)  # It raises for a word that does not exist.
-    return LockDependency.of(keys, options, on_lost=on_lost)
+    return _DeclaredLock.of(keys, options, on_lost=on_lost)
