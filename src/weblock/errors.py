@@ -34,8 +34,9 @@ class LockTimeout(WeblockError, TimeoutError):
     Attributes:
         key: The key.
         wait: How long the caller was ready to wait, in seconds; ``None`` is without limit.
-        retry_after: A hint, in seconds: how long the caller's turn would have taken at the pace of
-            the queue, or else what is left of the current lease; ``None`` if neither is known.
+        retry_after: Suggested delay before the next attempt, in seconds. Estimated from the speed of the
+            queue; else, how long the last caller has waited that acquired the key in this process. If
+            neither is known, the rest of the current lease, at most 10 s if it is renewed.
         place: How many callers were in front of this one when it last asked.
         waiters: The length of the queue, if the caller was rejected because it is full.
         attempts: How often the caller asked, with ``Attempts``.

@@ -314,10 +314,10 @@ class TestWhoIsToldWhat:
         assert locks.label.split(":")[0] not in said
 
     async def test_retry_after_is_what_is_left_of_the_lease(self, app, locks):
-        """Where nothing is known of a queue: for who does not wait, and for who may not."""
+        """Where leases are not renewed: for who does not wait, and for who may not."""
 
-        @app.post("/none", dependencies=[Depends(lock("x", wait=0))])
-        @app.post("/full", dependencies=[Depends(lock("x", wait=60, max_waiters=0))])
+        @app.post("/none", dependencies=[Depends(lock("x", wait=0, renew=False))])
+        @app.post("/full", dependencies=[Depends(lock("x", wait=60, max_waiters=0, renew=False))])
         async def create() -> None:
             pytest.fail("the handler ran")
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from weblock import AsyncLocks, LockTimeout
+from weblock._core.acquiring import UNKNOWN_WAIT
 from weblock._core.pace import Pace
 from weblock._core.ports import Ask
 from weblock._runtime.clock import now
@@ -52,3 +53,25 @@ async def test_who_gives_up_in_a_queue_that_moves_knows_its_place():
         await (await others[1]).release()
     assert refused.value.place == 1
     assert 0 < refused.value.retry_after < 60
+
+
+async def test_the_rest_of_a_renewed_lease_is_no_hint():
+    """It is how long the last caller waited, or a default. Only a lease without renewal has an end."""
+    async with AsyncLocks.from_url("memory://hint", ttl=600) as locks:
+        hints = []
+        for renew in (False, True):
+            lease = await locks.acquire("x")
+            with pytest.raises(LockTimeout) as refused:
+                await locks.acquire("x", wait=0, renew=renew)
+            hints.append(refused.value.retry_after)
+            if renew:
+                waiter = asyncio.create_task(locks.acquire("x"))
+                while not (await locks.inspect("x")).waiters:
+                    await asyncio.sleep(0)
+            await lease.release()
+        async with await waiter:
+            with pytest.raises(LockTimeout) as refused:
+                await locks.acquire("x", wait=0)
+    assert 500 < hints[0] <= 600
+    assert hints[1] == UNKNOWN_WAIT
+    assert 0 < refused.value.retry_after < UNKNOWN_WAIT

@@ -63,6 +63,12 @@ asyncio ends it in a task, which it creates when no code refers to the generator
 within another one takes two turns more.
 """
 
+UNKNOWN_WAIT: Final = 10.0
+"""Seconds after which to ask again, at most, where nothing is known of how long a renewed lease lasts."""
+
+MOST_WAITS: Final = 1000
+"""Keys of which a process remembers how long a caller has waited."""
+
 LONGEST_LABEL: Final = 200
 """The longest label of a caller in characters: an engine keeps it for each waiter."""
 
@@ -127,6 +133,8 @@ class Locker:
         self.keeper = keeper
         self.switchboard = switchboard
         self.health = Health(self.observers)
+        self.waits: dict[str, float] = {}
+        """For how many seconds the last caller has waited that has acquired a key, by keys."""
         self.is_closed = False
 
     @property
@@ -651,6 +659,10 @@ class Acquisition:
         self._locker.keeper.keep_holding(holding)
         if self._locker.keeper.over:  # Since just before: then nobody keeps it.
             raise self._locker.closed()
+        if self._pace:
+            if len(locker.waits) >= MOST_WAITS:
+                locker.waits.clear()
+            locker.waits[self.key] = now - self._since()
         if self._observers.wants_leases:
             tell_acquired(holding, self._since(), handed_over=self._pace is not None)
         return holding
@@ -701,6 +713,8 @@ class Acquisition:
             self._locker.health.recovers(failure)
             return failure
         rest, pace = self._retry_after, self._pace
+        if self._terms.renew:  # The holder's lease, too, lasts for as long as its work does.
+            rest = self._locker.waits.get(self.key, min(rest, UNKNOWN_WAIT))
         return LockTimeout(
             unqualified(self.key),
             wait=self._wait,

@@ -21,7 +21,7 @@ class Pace:
     def until_its_turn(self, rest: float) -> float:
         """Return the seconds until its turn at the pace that was seen.
 
-        If nothing has moved, return ``rest``: by then the current lease has ended, or been renewed.
+        If nothing has moved, return ``rest``.
         """
         if self._first is None or self.place is None or self.place >= self._first[1]:
             return rest
