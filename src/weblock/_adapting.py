@@ -22,7 +22,8 @@ from ._core.moving import release_given
 from ._core.tokens import leases_in
 from ._face import BaseLease, Face, Place
 from ._options import Duration, HoldOptions, seconds
-from .errors import ConfigurationError
+from ._platform.logs import logger
+from .errors import ConfigurationError, EngineUnavailable
 from .keys import unqualified
 
 Event = Literal["on_lost", "on_ask_release"]
@@ -83,6 +84,23 @@ def holdings_of(lease: BaseLease) -> Sequence[Holding]:
 def leave(lease: BaseLease) -> None:
     """End a lease for its holder, while its key stays taken: it is not released, nor renewed."""
     lease._leave()
+
+
+async def begin_recovery(locks: Face) -> None:
+    """Have an engine that may have lost leases begin to recover now, not with the first caller.
+
+    Events report how long that takes, and an engine that does not answer.
+    """
+    recovery = locks._place.engine.recovery
+    if recovery and recovery.seconds:
+        key = f"weblock:start:{locks._locker.runtime.new_owner()}"
+        try:
+            locker, holdings = await locks._acquire((key,), {"wait": 0, "on_unavailable": "raise"})
+            await locker.release(holdings)
+        except EngineUnavailable:
+            pass
+        except ConfigurationError as error:
+            logger.error("%s", error)  # noqa: TRY400 - it has no traceback that helps
 
 
 def rest(locks: Face, *, unless: Collection[object] = ()) -> None:

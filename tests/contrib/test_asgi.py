@@ -104,7 +104,7 @@ class TestTheLayer:
 
     async def test_other_scopes_pass_through(self, locks):
         """What is neither a request nor a websocket reaches the application untouched."""
-        exchange = Exchange(kind="lifespan")
+        exchange = Exchange(kind="something")
 
         async def app(scope, receive, send):
             assert scope is exchange.scope

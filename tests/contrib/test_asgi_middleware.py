@@ -203,7 +203,7 @@ class TestARule:
 
 
 class TestWhatPassesThrough:
-    @pytest.mark.parametrize("kind", ["http", "websocket", "lifespan", "something"])
+    @pytest.mark.parametrize("kind", ["http", "websocket", "something"])
     async def test_what_no_rule_is_about_is_untouched(self, locks, kind):
         """It reaches the application with its own scope, ``receive`` and ``send``."""
         exchange = Exchange(path="/other" if kind == "http" else "/items", kind=kind)

@@ -10,9 +10,12 @@ import pytest
 from fastapi import Depends, FastAPI
 
 from tests.servers import Server
+from tests.support.aio import eventually
 from weblock import AsyncLocks, EngineRecovering, EngineUnavailable, Locks
 from weblock.contrib.fastapi import install, lock
 from weblock.contrib.kit.problems import problem_of
+
+from .wire import Exchange
 
 
 def locked() -> FastAPI:
@@ -98,3 +101,24 @@ async def test_a_client_of_a_quorum_that_recovers_is_told(quorum: list[str]) -> 
     answer = await posted(app)
     assert (answer.status_code, answer.json()["code"]) == (503, "engine_recovering")
     assert 1 <= int(answer.headers["retry-after"]) <= 60
+
+
+async def test_the_recovery_begins_when_the_application_starts(caplog) -> None:
+    """Not with the first request, on a server that was emptied long ago; until then nothing connects."""
+    with Server() as server, Locks.from_url(server.url(recovery=600)) as locks:
+        server.command("FLUSHALL")
+        app = FastAPI()
+        own = install(app, server.url(recovery=600))
+        assert server.command("CLIENT", "LIST").count("\n") <= 1
+        with caplog.at_level("WARNING", "weblock"):
+            lifespan = Exchange(kind="lifespan")
+            lifespan.says({"type": "lifespan.startup"})
+            running = lifespan.served_by(app)
+            await eventually(lambda: caplog.messages)
+        lifespan.says({"type": "lifespan.shutdown"})
+        await running
+        await own.close()
+        assert "is recovering: it may have been emptied" in caplog.text
+        with pytest.raises(EngineRecovering) as refused:
+            locks.acquire("x", wait=0)
+        assert 0 < refused.value.retry_after < 600

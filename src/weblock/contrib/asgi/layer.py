@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from ..._adapting import rest
+from ..._adapting import begin_recovery, rest
 from ..._options import Duration
 from ..._platform.logs import logger
 from ..._platform.threads import beside_loop
@@ -91,7 +91,7 @@ class RequestLayer:
             if self._before_start:
                 self._start()
             await self.serve(self._app, scope, receive, send)
-        elif scope["type"] == "lifespan" and (self._owns_locks or self._before_start):
+        elif scope["type"] == "lifespan":
             await self._live(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -139,11 +139,11 @@ class RequestLayer:
             self._before_start = None
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        lifespan, fault = object(), None
+        lifespan, fault, recovering = object(), None, None
         self._lifespans.add(lifespan)
 
         async def send_after_us(message: Message) -> None:
-            nonlocal fault
+            nonlocal fault, recovering
             kind = message["type"]
             if kind == "lifespan.startup.complete":  # It may have added routes until now.
                 try:
@@ -151,6 +151,8 @@ class RequestLayer:
                 except Exception as error:  # The application says then that it did not start.
                     fault = {"message": str(error)}
                     raise
+                # Not before: nothing connects in a server's parent. An engine that is down delays no start.
+                recovering = asyncio.ensure_future(begin_recovery(self.locks))
             elif kind == "lifespan.startup.failed":
                 message = {**message, **(fault or {})}
             elif kind.startswith("lifespan.shutdown.") and self._owns_locks:
@@ -165,6 +167,8 @@ class RequestLayer:
             await self._app(scope, receive, send_after_us)
         finally:
             self._lifespans.discard(lifespan)
+            if recovering:
+                recovering.cancel()
 
 
 def _is_of_a_client_that_left(error: BaseException) -> bool:
