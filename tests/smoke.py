@@ -47,6 +47,29 @@ def core(url: str) -> list[int]:
             return [each.result() for each in [pool.submit(create_item) for _ in range(REQUESTS)]]
 
 
+def threads(url: str) -> list[int]:
+    """Sixteen threads that want one key again and again. Without the GIL they run side by side."""
+    rounds, inside, sections = 100, 0, 0
+
+    def section() -> None:
+        nonlocal inside, sections
+        for _ in range(rounds):
+            with locks.hold("create_item", wait=PATIENCE):
+                inside += 1
+                alone = inside == 1
+                sections += 1
+                inside -= 1
+                if not alone:
+                    raise AssertionError("two threads were inside at once")
+
+    with weblock.Locks.from_url(url) as locks, ThreadPoolExecutor(16) as pool:
+        for done in [pool.submit(section) for _ in range(16)]:
+            done.result()
+    if sections != 16 * rounds:
+        raise AssertionError(f"{sections} sections were counted, not {16 * rounds}")
+    return core(url)
+
+
 def fastapi(url: str) -> list[int]:
     """Requests to a FastAPI application whose route locks."""
     from fastapi import Depends, FastAPI
@@ -163,7 +186,9 @@ def _look_at_django_files() -> None:
 
 def main(framework: str, url: str) -> None:
     """Has several requests at once create items, and fails if the bound did not hold."""
-    statuses = {"core": core, "fastapi": fastapi, "django": django}[framework](url)
+    statuses = {"core": core, "threads": threads, "fastapi": fastapi, "django": django}[framework](
+        url
+    )
     wanted = {201: BOUND, 422: REQUESTS - BOUND}
     if Counter(statuses) != wanted:
         raise SystemExit(f"{framework} on {url.partition('?')[0]}: {statuses}, not {wanted}")

@@ -115,7 +115,7 @@ def main(folder: Path) -> None:
     locks = Path(tempfile.mkdtemp(prefix="weblock-locks-"))
     try:
         here = f"file://{locks}"
-        check_installed(sdist, "", {"core": [here]})
+        check_installed(sdist, "", {"threads": [here, "memory://"]})
         frameworks = ("core", "fastapi", "django")
         urls = [here, fresh_url()]
         check_installed(wheel, "[django,fastapi,redis]", dict.fromkeys(frameworks, urls))
