@@ -21,8 +21,8 @@ MANY = 20
 
 @pytest.fixture
 def page(shown):
-    """The page's code."""
-    return shown("dog-piles.md")
+    """The section's code."""
+    return shown("A lock made of `cache.add`")
 
 
 class CountingCache(LocMemCache):

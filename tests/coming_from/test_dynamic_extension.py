@@ -15,8 +15,8 @@ KEY = "coming-from:import"
 
 @pytest.fixture
 def page(shown):
-    """The page's code."""
-    return shown("dynamic-extension.md")
+    """The section's code."""
+    return shown("A lock that its holder extends")
 
 
 def test_the_copied_one_extends_the_lock_of_another(page, client) -> None:

@@ -48,8 +48,8 @@ def probe(url) -> Iterator[Locks]:
 
 @pytest.fixture
 def page(shown):
-    """The page's code."""
-    return shown("heartbeat.md")
+    """The section's code."""
+    return shown("A heartbeat")
 
 
 def unawaited(coroutine: str) -> list[str]:

@@ -16,8 +16,8 @@ from weblock import Locks
 
 @pytest.fixture
 def page(shown):
-    """The page's code."""
-    return shown("redis-py.md")
+    """The section's code."""
+    return shown("redis-py and django-redis")
 
 
 class Section:

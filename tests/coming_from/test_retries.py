@@ -15,8 +15,8 @@ KEY = "coming-from:item"
 
 @pytest.fixture
 def page(shown):
-    """The page's code."""
-    return shown("retries.md")
+    """The section's code."""
+    return shown("A loop that retries")
 
 
 def test_the_copied_loop_starves(page, client) -> None:

@@ -29,7 +29,7 @@ class Project:
     requires: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
     different: dict[str, str] = field(default_factory=dict)
-    """What fails on purpose, and why: ``docs/coming-from/redis-py.md`` says so."""
+    """What fails on purpose, and why: ``docs/migrate.md`` says so."""
 
 
 PROJECTS = {

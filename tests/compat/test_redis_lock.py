@@ -30,7 +30,7 @@ from weblock.compat.redis.asyncio import Lock as AsyncLock
 
 from .redis_py.differences import DIFFERENT
 
-PAGE = Path(__file__).parents[2] / "docs" / "coming-from" / "redis-py.md"
+PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
 
 
 async def answer(result: Any) -> Any:

@@ -1,7 +1,7 @@
 """redis-py's own cases for its lock, as they are there, on weblock's.
 
 ``test_lock.py`` and ``test_asyncio/test_lock.py`` are redis-py's, under its ``LICENSE``, and not a letter
-in them is changed. ``DIFFERENT`` is all that fails, on purpose: the page ``docs/coming-from/redis-py.md``
+in them is changed. ``DIFFERENT`` is all that fails, on purpose: the page ``docs/migrate.md``
 has each, with its reason.
 """
 

@@ -1,7 +1,7 @@
 """redis-py's asyncio ``Lock``, on weblock: an application switches by changing an import.
 
 ``from weblock.compat.redis.asyncio import Lock`` takes the place of ``from redis.asyncio.lock import Lock``. The two
-libraries do not exclude each other: switch all processes that lock. ``docs/coming-from/redis-py.md``
+libraries do not exclude each other: switch all processes that lock. ``docs/migrate.md``
 has what differs.
 """
 
