@@ -159,25 +159,24 @@ def test_answers_are_stored_found_counted_and_deleted(database, monkeypatch):
 
     answer = Answer(201, [("X-A", "é")], b"\x00\xff")
     few = IdempotencySpec.written(someone, max_answers=1, keep=60)
-    assert answers().find() is None
-    answers(few).admit()
+    assert answers(few).find_or_admit() is None
     answers(few).store(answer)
     found = answers().find()
     assert found == answer
     with pytest.raises(errors.IdempotencyKeyReused):
         answers(parts=[b"", b"other"]).find()
     with pytest.raises(errors.TooManyAnswers) as too_many:
-        answers(few, sent=["other"]).admit()
+        answers(few, sent=["other"]).find_or_admit()
     assert 0 < too_many.value.retry_after <= 60
-    answers(few, sent=["other"], caller=8).admit()
+    assert answers(few, sent=["other"], caller=8).find_or_admit() is None
     with pytest.raises(sqlite3.IntegrityError):  # The referee of two that were executed.
         answers(few).store(answer)
 
     now = idempotency.time.time()
     monkeypatch.setattr(idempotency.time, "time", lambda: now + 61)
-    assert answers().find() is None
-    answers(few).admit()
-    answers(few).store(answer)  # In the place of the one that has expired.
+    again = answers(few)
+    assert again.find_or_admit() is None
+    again.store(answer)  # In the place of the one that has expired.
     answers(few).sweep()
     assert answers().find() == answer
     monkeypatch.setattr(idempotency.time, "time", lambda: now + 200)

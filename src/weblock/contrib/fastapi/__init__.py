@@ -8,6 +8,7 @@ require("weblock.contrib.fastapi", "fastapi", instead="AsyncLocks and weblock.co
 from ..asgi.request import request_locks  # noqa: E402 - only what fits can be imported
 from .dependency import LockDependency, lock  # noqa: E402
 from .guarding import guarded  # noqa: E402
+from .idempotency import idempotent  # noqa: E402
 from .installation import install  # noqa: E402
 
-__all__ = ["LockDependency", "guarded", "install", "lock", "request_locks"]
+__all__ = ["LockDependency", "guarded", "idempotent", "install", "lock", "request_locks"]

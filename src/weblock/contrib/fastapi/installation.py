@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from fastapi import FastAPI
 from fastapi.requests import HTTPConnection, Request
+from starlette.middleware import Middleware
 
 from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
@@ -16,8 +17,9 @@ from ...errors import ConfigurationError, WeblockError
 from ..asgi import ProblemResponse, RequestLayer
 from ..asgi.protocol import App, Receive, Scope, Send
 from ..kit import BODY_WAIT, Problem, Rewrite, checked, opened, problem_of, seconds_or_none, shown
+from .idempotency import replaying
 from .openapi import document, document_mounted
-from .routes import check_keys
+from .routes import check_keys, locking_routes
 
 
 def install(
@@ -81,7 +83,13 @@ def install(
         before_start=functools.partial(_before_start, app, answers),
         answer=answers.of,
     )
+    # The innermost middleware: what it keeps back is not compressed, and has no cookies of a session.
+    app.user_middleware.append(Middleware(replaying, of=app, used_by=_executes_once))
     return locks
+
+
+def _executes_once(app: FastAPI) -> bool:
+    return any(found.once for found in locking_routes(app.routes))
 
 
 def _before_start(app: FastAPI, answers: _Answers) -> None:

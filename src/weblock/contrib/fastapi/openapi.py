@@ -10,11 +10,15 @@ from typing import Any, Final
 from fastapi import FastAPI
 
 from ...errors import (
+    AnswersUnavailable,
     EngineRecovering,
     EngineUnavailable,
+    IdempotencyKeyInvalid,
+    IdempotencyKeyReused,
     InvalidKey,
     LeaseLost,
     LockTimeout,
+    TooManyAnswers,
     WeblockError,
 )
 from ..kit import Problem
@@ -30,6 +34,13 @@ _DOWN: Final = EngineUnavailable("engine", "it is down")
 _RECOVERING: Final = EngineRecovering("engine", "it was started just now", retry_after=10.0)
 _LOST: Final = LeaseLost("key", fence=0, reason="expired")
 _NO_KEY: Final = InvalidKey("key")
+
+_OF_ONCE: Final = (
+    IdempotencyKeyInvalid("Idempotency-Key", "it is missing", missing=True),
+    IdempotencyKeyReused("key"),
+    TooManyAnswers(1, retry_after=60.0),
+    AnswersUnavailable("it is down"),
+)
 
 _SCHEMA: Final[dict[str, Any]] = {
     "title": SCHEMA,
@@ -81,6 +92,8 @@ def _describe(schema: dict[str, Any], found: LockingRoute, problem_of: ProblemOf
     errors: list[WeblockError] = [_BUSY, _DOWN, _RECOVERING, _LOST]
     if any(each.functions or any(key.names for key in each.templates) for each in found.locks):
         errors.append(_NO_KEY)
+    if found.once:
+        errors += _OF_ONCE
     by_status: dict[str, list[Problem]] = {}
     for problem in filter(None, map(problem_of, errors)):
         by_status.setdefault(str(int(problem.status)), []).append(problem)

@@ -17,9 +17,11 @@ from ...keys import signature_of
 from ..asgi import RequestLayer
 from ..kit import Asked, Locked, name_of
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD
+from ..kit.idempotency import refuse_safe
 from .declared import wanted_of
 from .dependency import LockDependency
 from .guarding import guarding
+from .idempotency import IdempotentDependency
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class LockingRoute:
     prefix: str
     parameters: dict[str, object]
     locks: Sequence[LockDependency]
+    once: Sequence[IdempotentDependency]
+    """What makes it execute a request once: there is at most one."""
 
     def __str__(self) -> str:
         # What FastAPI has of a route that is included is no route itself.
@@ -47,10 +51,18 @@ def check_keys(routes: Sequence[Any]) -> None:
     Warns of a key that is made of a part of the path as the URL spells it.
     """
     for found in locking_routes(routes):
-        for text, never_works in _faults(found):
+        for text, never_works in (*_faults_of_once(found), *_faults(found)):
             if never_works:
                 raise ConfigurationError(text)
             logger.warning("%s", text)
+
+
+def _faults_of_once(found: LockingRoute) -> Iterator[tuple[str, bool]]:
+    if found.once:
+        try:
+            refuse_safe(found.route.methods or (), str(found))
+        except ConfigurationError as error:
+            yield str(error), True
 
 
 def _faults(found: LockingRoute) -> Iterator[tuple[str, bool]]:
@@ -102,12 +114,14 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
         served = _serving(app.routes, asked, {"root_path": app.root_path})
         routes = iter([served] if served else [])
     for found in routes:
-        if found.locks and not locks:
+        if (found.locks or found.once) and not locks:
             yield ConfigurationError(
                 f"{found} locks, but weblock is not installed: call install(app)"
             )
-        if not found.locks:
+        if not (found.locks or found.once):
             yield Locked(str(found))
+        for once in found.once:
+            yield Locked(str(found), once.keys, once.said, locks, LEASE_GUARD)
         for lock in found.locks:
             dependant = found.route.dependant
             sessions = (each for each in _solved(dependant) if each.call in guarding)
@@ -115,7 +129,9 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
             guard = DATABASE_GUARD if lock in guarded else LEASE_GUARD
             order = _order_of(lock, dependant)
             yield Locked(str(found), lock.keys, lock.said, locks, guard, order)
-        yield from (ConfigurationError(text) for text, _ in _faults(found))
+        yield from (
+            ConfigurationError(text) for text, _ in (*_faults_of_once(found), *_faults(found))
+        )
 
 
 def _serving(
@@ -176,7 +192,7 @@ def locking_routes(
         return
     for route in each_route(routes):
         here = _locking(route, prefix, known)
-        if here.locks:
+        if here.locks or here.once:
             yield here
         elif inner := getattr(route, "routes", None):
             path = prefix + _path_of(route)
@@ -191,9 +207,11 @@ def _path_of(route: Any) -> str:
 def _locking(route: Any, prefix: str, known: Iterable[str] = ()) -> LockingRoute:
     """Return a route with its locks, which may be none."""
     parameters = {**dict.fromkeys(known), **getattr(route, "param_convertors", {})}
-    needed = _solved(dependant) if (dependant := getattr(route, "dependant", None)) else ()
-    locks = [each.call for each in needed if isinstance(each.call, LockDependency)]
-    return LockingRoute(route, prefix, parameters, locks)
+    dependant = getattr(route, "dependant", None)
+    needed = [each.call for each in _solved(dependant)] if dependant else []
+    locks = [each for each in needed if isinstance(each, LockDependency)]
+    once = [each for each in needed if isinstance(each, IdempotentDependency)]
+    return LockingRoute(route, prefix, parameters, locks, once)
 
 
 def each_route(routes: Iterable[Any]) -> Iterator[Any]:

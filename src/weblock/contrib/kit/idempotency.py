@@ -9,8 +9,8 @@ work; each later one gets that answer. An adapter takes these steps:
    and body.
 2. The request acquires the lock. While it waits, or if it does not wait, another request with the same
    digest is running: ``LockTimeout``, unless that one's answer can be found by now.
-3. ``Answers.find`` returns the stored answer, which is sent as ``Answer.replayed``. If there is none, ``admit``
-   checks that the caller has not too many.
+3. ``Answers.find_or_admit`` returns the stored answer, which is sent as ``Answer.replayed``. If there is none, the
+   request is executed, unless its caller has too many answers.
 4. The work runs in a transaction that the adapter opens, and only the adapter commits. When the response is
    complete, ``Answers.store`` inserts it, and COMMIT follows at once. If ``is_stored`` is false, or an
    exception was raised, the transaction is rolled back instead: what is not stored is not committed.
@@ -125,6 +125,14 @@ class Answer(NamedTuple):
         return self._replace(headers=[*self.headers, (REPLAYED, "true")])
 
 
+class Replay(Exception):
+    """The request was executed before: ``answer`` is to be sent instead."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.status)
+        self.answer = answer.replayed
+
+
 class Asked(NamedTuple):
     """A request with an idempotency key."""
 
@@ -161,6 +169,7 @@ class IdempotencySpec(LockSpec):
         keep: Duration = KEEP,
         max_answers: int = MAX_ANSWERS,
         max_body: int = MAX_BODY,
+        **more: Any,
     ) -> Self:
         """Return the spec of what a user has written. Raises ``ConfigurationError`` for what cannot work."""
         if not (callable(caller) or caller == ANONYMOUS):
@@ -182,6 +191,7 @@ class IdempotencySpec(LockSpec):
             keep=seconds("keep", keep, least=1),
             max_answers=max_answers,
             max_body=max_body,
+            **more,
         )
 
     def asked(
@@ -288,13 +298,17 @@ class Answers:
         self._execute = execute
         self._spec = spec
         self._asked = asked
+        self._expired = False
 
     def find(self) -> Answer | None:
         """Return the stored answer. Raises ``IdempotencyKeyReused`` if it is to another query or body."""
-        found = self._execute(_FINDING, {"digest": self._asked.digest, "now": int(time.time())})
+        found = self._execute(_FINDING, {"digest": self._asked.digest})
         if not found:
             return None
-        fingerprint, status, headers, body = found[0]
+        fingerprint, status, headers, body, expires_at = found[0]
+        if expires_at <= time.time():
+            self._expired = True
+            return None
         if fingerprint != self._asked.fingerprint:
             raise IdempotencyKeyReused(
                 f"the {self._spec.header} {self._asked.idempotency_key!r} was used for another request:"
@@ -303,18 +317,24 @@ class Answers:
         pairs = [(name, value) for name, value in json.loads(headers)]
         return Answer(status, pairs, bytes(body))  # Some drivers return a memoryview.
 
-    def admit(self) -> None:
-        """Raise ``TooManyAnswers`` if no further answer is to be stored for the caller."""
+    def find_or_admit(self) -> Answer | None:
+        """Return the stored answer; ``None`` if the request is to be executed.
+
+        Raises as ``find``, and ``TooManyAnswers`` if no further answer is to be stored for the caller.
+        """
+        if found := self.find():
+            return found
         now = int(time.time())
         ((count, first),) = self._execute(_COUNTING, {"caller": self._asked.caller, "now": now})
         if count >= self._spec.max_answers:
             raise TooManyAnswers(self._spec.max_answers, retry_after=first - now)
+        return None
 
     def store(self, answer: Answer) -> None:
         """Insert an answer, as the last statement before COMMIT. Raises the database's error if there is one."""
         now = int(time.time())
-        # An answer to the same request may have expired, and still be there.
-        self._execute(_CLEARING, {"digest": self._asked.digest, "now": now})
+        if self._expired:  # MySQL locks a gap for a DELETE that finds nothing.
+            self._execute(_CLEARING, {"digest": self._asked.digest, "now": now})
         self._execute(
             _STORING,
             {
@@ -332,7 +352,7 @@ class Answers:
 
 
 _FINDING: Final = """
-SELECT fingerprint, status, headers, body FROM weblock_answer WHERE digest = :digest AND expires_at > :now"""
+SELECT fingerprint, status, headers, body, expires_at FROM weblock_answer WHERE digest = :digest"""
 
 _COUNTING: Final = """
 SELECT COUNT(*), MIN(expires_at) FROM weblock_answer WHERE caller = :caller AND expires_at > :now"""
@@ -342,7 +362,6 @@ _CLEARING: Final = "DELETE FROM weblock_answer WHERE digest = :digest AND expire
 _STORING: Final = """
 INSERT INTO weblock_answer (digest, caller, idempotency_key, request, fingerprint, status, headers, body, expires_at)
 VALUES (:digest, :caller, :idempotency_key, :request, :fingerprint, :status, :headers, :body, :expires_at)"""
-
 
 _SWEEPING: Final = """
 DELETE FROM weblock_answer WHERE digest IN (

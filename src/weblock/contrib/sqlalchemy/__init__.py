@@ -51,7 +51,8 @@ from ..kit.guarding import (  # noqa: E402
     trouble_of,
 )
 from ..kit.settings import shown  # noqa: E402
-from .sessions import end_reading, has_begun, watch  # noqa: E402
+from .idempotency import answer_table as answer_table  # noqa: E402
+from .sessions import GUARDED, commits_by_itself, end_reading, has_begun, watch  # noqa: E402
 
 watch()
 
@@ -207,9 +208,6 @@ _told: Final[weakref.WeakKeyDictionary[Engine, OrderedDict[str, float]]] = (
 _guards_on: Final[weakref.WeakKeyDictionary[Connection, set[_Guard]]] = weakref.WeakKeyDictionary()
 """The guards, with fences, of the session that a connection is in use by."""
 
-_TOKENS: Final = "weblock_tokens"
-"""Where a session notes the leases that guard it, each with the digest of its key."""
-
 _SAVEPOINT: Final = re.compile(r"\s*SAVEPOINT\b", re.IGNORECASE)
 
 
@@ -237,7 +235,7 @@ class _Guard:
         event.listen(session, "after_begin", self.begun)
         event.listen(session, "after_transaction_end", self.ended)
         if self._fences:
-            tokens: dict[str, str] = session.info.setdefault(_TOKENS, {})
+            tokens: dict[str, str] = session.info.setdefault(GUARDED, {})
             for mark in self._marks:
                 if tokens.setdefault(mark.digest, mark.token) != mark.token:
                     raise ConfigurationError(
@@ -293,7 +291,7 @@ class _Guard:
         if connection in self._wrote:  # A savepoint begins.
             return
         if self._fences:
-            if _commits_by_itself(connection):
+            if commits_by_itself(connection):
                 raise ConfigurationError(
                     "guard(..., fence=True) was given a session whose statements commit by themselves"
                     ' (isolation_level="AUTOCOMMIT"), before they could be checked'
@@ -424,14 +422,6 @@ def _explain(context: ExceptionContext) -> None:
     ):
         for each in guards:
             each.explain(connection)
-
-
-def _commits_by_itself(connection: Connection) -> bool:
-    level = connection.get_execution_options().get("isolation_level")
-    driver = connection.connection.dbapi_connection
-    if connection.dialect.name == "sqlite" and getattr(driver, "isolation_level", "") is None:
-        return not getattr(driver, "in_transaction", False)  # Unless BEGIN was sent.
-    return level == "AUTOCOMMIT" or getattr(driver, "autocommit", False) is True
 
 
 _NO_TABLE: Final = (

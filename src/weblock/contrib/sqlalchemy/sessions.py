@@ -66,6 +66,9 @@ _KEEPS: Final = re.compile(
 _SETS: Final = re.compile(r"[\s(]*(RE)?SET\b", re.IGNORECASE)
 """A setting that PostgreSQL undoes if the transaction is rolled back."""
 
+GUARDED: Final = "weblock_tokens"
+"""Where a session notes the leases that guard it, each with the digest of its key."""
+
 Loaded = list[tuple[Any, dict[str, object]]]
 """Objects with the attributes that they had."""
 
@@ -159,7 +162,7 @@ async def end_all_reading(book: Book) -> list[tuple[Session, Loaded]]:
 async def end_reading_of(session: Any) -> tuple[Session, Loaded]:
     """End what one session has read, and return it with what is to be read again."""
     target = getattr(session, "sync_session", session)
-    loaded = await _run(end_reading, target) if has_begun(target) else end_reading(target)
+    loaded = await run_with(end_reading, target) if has_begun(target) else end_reading(target)
     return target, loaded
 
 
@@ -171,10 +174,10 @@ async def read_all_again(ended: Iterable[tuple[Session, Loaded]]) -> None:
     """
     for session, loaded in ended:
         if loaded:
-            await _run(read_again, session, loaded)
+            await run_with(read_again, session, loaded)
 
 
-async def _run(work: Callable[..., Any], session: Session, *given: object) -> Any:
+async def run_with(work: Callable[..., Any], session: Session, *given: object) -> Any:
     """Let a session work: in its greenlet, on the loop, or in a thread, as the application does.
 
     The thread is outside the limit of the pool, whose threads may all wait for a connection. anyio waits
@@ -208,6 +211,15 @@ def sessions_of(book: Book) -> list[Session]:
                 " use the connection. Acquire the lock before the connection, or end its transaction"
             )
     return found
+
+
+def commits_by_itself(connection: Connection) -> bool:
+    """Return whether each statement on a connection is a transaction."""
+    level = connection.get_execution_options().get("isolation_level")
+    driver = connection.connection.dbapi_connection
+    if connection.dialect.name == "sqlite" and getattr(driver, "isolation_level", "") is None:
+        return not getattr(driver, "in_transaction", False)  # Unless BEGIN was sent.
+    return level == "AUTOCOMMIT" or getattr(driver, "autocommit", False) is True
 
 
 def _created(session: Session, transaction: SessionTransaction) -> None:

@@ -1,0 +1,272 @@
+"""``Depends(idempotent(caller=current_user, session=get_session))``: a request is executed once.
+
+The response is complete when it leaves the route, inside of all middleware: so the innermost middleware
+(``replaying``) keeps it back until its answer is stored and the work committed. It also sends stored answers. All
+other middleware sees an ordinary response, each time.
+"""
+
+import inspect
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import anyio
+from fastapi import BackgroundTasks, Depends, FastAPI, Header, Request, params
+from starlette.datastructures import UploadFile
+
+from ..._options import Duration
+from ...errors import ConfigurationError, LockTimeout, WeblockError
+from ..asgi import AsyncRequestLocks, request_locks
+from ..asgi.protocol import App, Message, Receive, Scope, Send
+from ..asgi.request import SCOPE_KEY
+from ..kit import shown
+from ..kit.idempotency import HEADER, KEEP, MAX_ANSWERS, MAX_BODY, Answer, IdempotencySpec, Replay
+
+_EXCHANGE: Final = "weblock.exchange"
+"""Where a scope has its ``_Exchange``."""
+
+
+def idempotent(
+    *,
+    caller: Callable[..., Any] | str,
+    session: Callable[..., Any],
+    wait: Duration | None = 0,
+    header: str = HEADER,
+    keep: Duration = KEEP,
+    max_answers: int = MAX_ANSWERS,
+    max_body: int = MAX_BODY,
+) -> "IdempotentDependency":
+    """Return a dependency that gives the session of another, and executes each request once.
+
+    A request that is sent again with the same ``Idempotency-Key`` gets the stored answer to the first one,
+    marked ``Idempotency-Replayed: true``. The answer is stored in the session's database, in the transaction of
+    the work: weblock commits both when the response is complete, and what the application commits before is a
+    savepoint. An exception that leaves the endpoint, and a response with 409, 429 or from 500 on, roll
+    everything back.
+
+    Args:
+        caller: A dependency that returns the id of the user: a string, an int or a UUID. Keys of different
+            users are different. ``"anonymous"`` if all clients share their keys, and may read the answers of
+            one another.
+        session: The dependency that gives an SQLAlchemy ``Session`` or ``AsyncSession``.
+        wait: How many seconds to wait for a request with the same key that is running; then, and by
+            default at once, the answer is 409.
+        header: The name of the header that has the key.
+        keep: For how many seconds an answer is stored. Default: 24 hours.
+        max_answers: How many answers are stored for a caller; at that number, new keys are answered with 429.
+        max_body: How many bytes a response has at most. A longer one, and a stream, raise
+            ``AnswerNotStored``, and nothing is committed.
+
+    Raises:
+        ConfigurationError: An option cannot work.
+        TypeError: ``session`` is no dependency.
+    """
+    for name, given in (("caller", caller), ("session", session)):
+        function: object = given
+        if isinstance(function, params.Depends) or not (callable(function) or name == "caller"):
+            raise TypeError(
+                f"idempotent({name}=...) takes the function of a dependency, not called and without Depends,"
+                f" and was given {shown(given)}: write idempotent(caller=current_user, session=get_session)"
+            )
+    return IdempotentDependency.written(
+        caller,
+        wait=wait,
+        header=header,
+        keep=keep,
+        max_answers=max_answers,
+        max_body=max_body,
+        session=session,
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class IdempotentDependency(IdempotencySpec):
+    """A description of what is executed once, which ``idempotent`` returns.
+
+    As a dependency it gives the session. ``replaying`` commits.
+    """
+
+    session: Callable[..., Any] | None = None
+    """The dependency that gives the session."""
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """What FastAPI solves before it calls this, in this order: a session is opened last."""
+        key = Annotated[str | None, Header(alias=self.header, description=_DESCRIPTION)]
+        needed: dict[str, Any] = {"request": Request, "background": BackgroundTasks, "key": key}
+        if callable(self.caller):
+            needed["caller"] = Annotated[Any, Depends(self.caller)]
+        needed["session"] = Annotated[Any, Depends(self.session)]
+        defaults = {"key": None}
+        return inspect.Signature(
+            [
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    annotation=kind,
+                    default=defaults.get(name, inspect.Parameter.empty),
+                )
+                for name, kind in needed.items()
+            ]
+        )
+
+    async def __call__(
+        self,
+        *,
+        request: Request,
+        background: BackgroundTasks,
+        session: Any,
+        caller: object = None,
+        key: str | None = None,  # noqa: ARG002 - it is there for OpenAPI, and read with others of its name
+    ) -> AsyncIterator[Any]:
+        """Give the session of a request that is to be executed. Raises ``Replay`` if one was before."""
+        exchange: _Exchange | None = request.scope.get(_EXCHANGE)
+        if exchange is None or exchange.once:
+            why = "it is used twice in a route" if exchange else "weblock was not installed before"
+            raise ConfigurationError(
+                f"idempotent() cannot serve {request.method} {request.scope['path']:.100}: {why}. Call"
+                " install(app), and add its routes before the application starts"
+            )
+        asked = self.asked(
+            caller=caller,
+            method=request.method,
+            path=request.scope["path"],
+            sent=request.headers.getlist(self.header),
+            parts=[request.scope["query_string"], *await _parts_of(request)],
+        )
+        locks, innermost = request_locks(request.scope), request.scope[SCOPE_KEY]
+        innermost.hold_back(lambda: background.tasks)
+        from ..sqlalchemy.idempotency import OneTransaction, session_of
+        from ..sqlalchemy.sessions import end_reading_of, leave_as_read, read_all_again, run_with
+
+        target = session_of(session)
+        once, ended = OneTransaction(target, self, asked), await end_reading_of(session)
+
+        async def run(work: Callable[..., Any], *given: object) -> Any:
+            return await run_with(lambda _session: work(*given), target)
+
+        try:
+            try:
+                await locks.hold(self.keys_of(asked), self.options)
+                found = await run(once.begin)
+            except LockTimeout:
+                # The other request may have been committed, and be sending its answer.
+                if not (found := await run(once.find)):
+                    raise
+        except BaseException:
+            leave_as_read([ended])
+            raise
+        if found:
+            raise Replay(found)
+        exchange.once, exchange.run, exchange.spec, exchange.locks = once, run, self, locks
+        try:
+            await read_all_again([ended])
+            yield session
+        finally:
+            with anyio.CancelScope(shield=True):
+                await run(once.roll_back)
+                await request.close()
+
+
+_DESCRIPTION: Final = (
+    "Required. A new random string, such as a UUID, for each operation, and the same string when the"
+    " request is sent again: the operation is then executed once."
+)
+
+
+async def _parts_of(request: Request) -> list[bytes]:
+    """Return the body of a request; of a form its parts, whatever separates them."""
+    try:
+        body = await request.body()
+    except RuntimeError:  # FastAPI has parsed a form.
+        body = None
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if body is not None and kind != "multipart/form-data":
+        return [body]
+    parts: list[bytes] = []
+    for name, value in (await request.form()).multi_items():
+        if isinstance(value, UploadFile):
+            parts += [name.encode(), f"{value.filename} {value.content_type}".encode()]
+            parts.append(await value.read())
+            await value.seek(0)
+        else:
+            parts += [name.encode(), b"", value.encode()]
+    return parts
+
+
+def replaying(app: App, *, of: FastAPI, used_by: Callable[[FastAPI], bool]) -> App:
+    """Return the innermost middleware of an application; the application, if it has no idempotent route."""
+    if not used_by(of):
+        return app
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        scope[_EXCHANGE] = exchange = _Exchange(send)
+        try:
+            await app(scope, receive, exchange.send)
+        except Exception as error:
+            # So Starlette wraps an error that is raised when the response is complete.
+            known = error.__cause__ if isinstance(error, RuntimeError) else error
+            if isinstance(known, Replay):
+                await exchange.respond(known.answer)
+            elif isinstance(known, WeblockError) and known is not error:
+                raise known from None
+            else:
+                raise
+
+    return serve
+
+
+class _Exchange:
+    """The response to one request, which goes to ``send`` when its work was committed."""
+
+    once: Any = None
+    """The ``OneTransaction`` of an idempotent request."""
+    run: Callable[..., Any]
+    """Runs what uses the session, where the session may be used."""
+    spec: IdempotencySpec
+    locks: AsyncRequestLocks
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: Message = {}
+
+    async def send(self, message: Message) -> None:
+        """Keep a message back until the response is complete; the application's ``send``."""
+        kind = message["type"]
+        if self.once is None or self.once.ended:
+            await self._send(message)
+        elif kind == "http.response.start":
+            self._start = message
+        elif kind == "http.response.body":
+            body = message.get("body", b"")
+            self.spec.refuse_long(len(body), streams=message.get("more_body", False))
+            await self._complete(body)
+            await self._send(self._start)
+            await self._send(message)
+        elif kind in ("http.response.pathsend", "http.response.zerocopysend"):
+            self.spec.refuse_long(0, streams=True)
+        else:
+            await self._send(message)
+
+    async def _complete(self, body: bytes) -> None:
+        status = self._start["status"]
+        if not self.spec.is_stored(status):
+            await self.run(self.once.roll_back)
+            return
+        self.locks.check_done()
+        pairs = self._start.get("headers", ())
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]
+        await self.run(self.once.commit, Answer.of(status, headers, body))
+
+    async def respond(self, answer: Answer) -> None:
+        """Send a stored answer."""
+        headers = [
+            (name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers
+        ]
+        await self._send(
+            {"type": "http.response.start", "status": answer.status, "headers": headers}
+        )
+        await self._send({"type": "http.response.body", "body": answer.body})

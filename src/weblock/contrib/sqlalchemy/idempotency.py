@@ -1,0 +1,272 @@
+"""Commit the work of a session together with the answer to its request.
+
+An application commits when it likes, and only then makes its response. ``OneTransaction`` lets its session join
+a transaction that is begun outside of it: what the application commits is a savepoint. When the response is
+complete, ``commit`` inserts it into the table of answers, and commits everything at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import (
+    BLANK_SCHEMA,
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    LargeBinary,
+    MetaData,
+    RootTransaction,
+    String,
+    Table,
+    Text,
+    event,
+    text,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session
+from sqlalchemy.util.concurrency import in_greenlet
+
+from ..._platform.logs import logger
+from ...errors import AnswersUnavailable, ConfigurationError, WeblockError
+from ..kit import shown
+from ..kit.guarding import Kind, Trouble, kind_of, trouble_of
+from ..kit.idempotency import (
+    ANSWER_LENGTHS,
+    ANSWER_SWEEPS,
+    ANSWERS,
+    Answer,
+    Answers,
+    Asked,
+    IdempotencySpec,
+    Replay,
+)
+from .sessions import GUARDED, commits_by_itself, has_begun
+
+
+def answer_table(metadata: MetaData) -> Table:
+    """Return the table in which the answers to idempotent requests are stored, as part of ``metadata``.
+
+    ``metadata.create_all`` creates it, and Alembic's autogenerate finds it. It is in the connection's
+    default schema, whatever the schema of ``metadata``.
+    """
+    texts = [
+        Column(
+            name,
+            String(length),
+            primary_key=name == "digest",
+            nullable=False,
+            index=name == "caller",
+        )
+        for name, length in ANSWER_LENGTHS.items()
+    ]
+    return Table(
+        ANSWERS,
+        metadata,
+        *texts,
+        Column("status", Integer, nullable=False),
+        Column(
+            "headers", Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb"), nullable=False
+        ),
+        Column(
+            "body", LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=False
+        ),
+        Column("expires_at", BigInteger, nullable=False, index=True),
+        schema=BLANK_SCHEMA,
+    )
+
+
+def session_of(given: Any) -> Session:
+    """Return the session that a dependency has given, or that an ``AsyncSession`` uses. Raises ``TypeError``."""
+    session = getattr(given, "sync_session", given)
+    if not isinstance(session, Session):
+        raise TypeError(
+            "idempotent(session=...) takes a dependency that gives an SQLAlchemy Session or AsyncSession, and it"
+            f" gave {shown(given)}"
+        )
+    return session
+
+
+class OneTransaction:
+    """All that a session does for an idempotent request, and the answer to it."""
+
+    def __init__(self, session: Session, spec: IdempotencySpec, asked: Asked) -> None:
+        """Raises ``ConfigurationError`` for a session whose commits nothing can be added to."""
+        if GUARDED in session.info:
+            raise _refusal(
+                "is guarded with a fence: leave that out, for the database rejects a second execution anyway"
+            )
+        if session.twophase:
+            raise _refusal("commits in two phases")
+        try:
+            engine = session.get_bind()
+        except UnboundExecutionError as error:
+            raise _refusal("is bound to several databases: bind it to one engine") from error
+        if not isinstance(engine, Engine):
+            raise _refusal("is bound to a connection: bind it to the engine")
+        self.ended = False
+        """Whether everything was committed or rolled back: the session is an ordinary one again."""
+        self._session = session
+        self._engine = engine
+        self._connection: Connection | None = None
+        self._transaction: RootTransaction | None = None
+        self._committing = False
+        self._get_bind: Callable[..., Engine | Connection] = session.get_bind
+        self._mode = session.join_transaction_mode
+        name = "mariadb" if getattr(engine.dialect, "is_mariadb", False) else engine.dialect.name
+        self._answers = Answers(name, self._execute, spec, asked)
+
+    def find(self) -> Answer | None:
+        """Return the stored answer. Raises ``AnswersUnavailable``, and the errors of ``Answers.find``."""
+        return self._look(self._answers.find)
+
+    def begin(self) -> Answer | None:
+        """Return the stored answer; if there is none, let the session join the transaction.
+
+        Raises as ``find`` and ``Answers.find_or_admit``, and ``ConfigurationError`` if the session has begun.
+        """
+        if found := self._look(self._answers.find_or_admit):
+            return found
+        if has_begun(self._session):
+            raise _refusal("is in use by another task of the request")
+        self._session.join_transaction_mode = "create_savepoint"
+        self._session.get_bind = self._joined  # type: ignore[method-assign]
+        return None
+
+    def commit(self, answer: Answer) -> None:
+        """Commit the work and its answer.
+
+        Raises ``Replay`` if another request with the same key has been committed meanwhile. Whatever is
+        raised, nothing was committed by this one, unless the database did not answer its COMMIT.
+        """
+        try:
+            self._session.commit()
+            connection = self._open()
+            if self._transaction is None or not self._transaction.is_active:
+                raise _refusal(
+                    "was rolled back on its connection, behind the session: use session.rollback()"
+                )
+            self._answers.store(answer)
+            self._committing = True
+            self._transaction.commit()
+            if random.random() < ANSWER_SWEEPS:
+                self._sweep(connection)
+        except DBAPIError:
+            self.roll_back()
+            try:
+                found = self.find()
+            except AnswersUnavailable:
+                found = None
+            if found:
+                raise Replay(found) from None
+            raise
+        finally:
+            self.roll_back()
+
+    def roll_back(self) -> None:
+        """Undo what was not committed. After this, the session is an ordinary one."""
+        if self.ended:
+            return
+        self.ended = True
+        try:
+            if not self._committing:
+                self._session.rollback()
+        finally:
+            del self._session.get_bind  # It has the one of its class again.
+            self._session.join_transaction_mode = self._mode
+            if self._connection:
+                self._connection.close()
+
+    def _joined(self, *args: Any, **options: Any) -> Engine | Connection:
+        """Return the connection of the transaction, for the session's next statement."""
+        bind = self._get_bind(*args, **options)
+        if self._engine.dialect.is_async and not in_greenlet():
+            return (
+                bind  # The application asks, for the name of the dialect say: nothing can be sent.
+            )
+        if bind.engine.pool is not self._engine.pool:
+            raise _refusal(
+                f"uses two databases, {self._engine.url!r} and {bind.engine.url!r}, which cannot be"
+                " committed together: do the work of this request in one of them"
+            )
+        return self._open()
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            connection = self._engine.connect()
+            try:
+                transaction = connection.begin()
+                if connection.dialect.name == "sqlite":
+                    driver: Any = connection.connection.driver_connection
+                    # Python's ``sqlite3`` begins no transaction before a savepoint, whose end then commits.
+                    if not driver.in_transaction:
+                        connection.exec_driver_sql("BEGIN IMMEDIATE")
+            except BaseException:
+                connection.close()
+                raise
+            if commits_by_itself(connection):
+                connection.close()
+                raise _refusal(
+                    'commits each statement (isolation_level="AUTOCOMMIT"): use another engine for it'
+                )
+            event.listen(connection, "before_cursor_execute", self._sending)
+            event.listen(connection, "commit", self._ending)
+            self._connection, self._transaction = connection, transaction
+        return self._connection
+
+    def _sending(self, connection: Connection, _cursor: object, sql: str, *_more: object) -> None:
+        mysql_rules = connection.dialect.name in ("mysql", "mariadb")
+        if not self.ended and kind_of(sql, mysql=mysql_rules) is Kind.COMMITS:
+            raise _refusal(f"sends {sql!r:.100}, which commits by itself: use session.commit()")
+
+    def _ending(self, connection: Connection) -> None:
+        if not (self._committing or self.ended):
+            connection.connection.rollback()  # SQLAlchemy returns it to its pool as it is.
+            raise _refusal("was committed on its connection: use session.commit()")
+
+    def _look(self, work: Callable[[], Answer | None]) -> Answer | None:
+        """Do what reads the stored answers, in a transaction of its own."""
+        try:
+            with self._engine.connect() as self._connection:
+                return work()
+        except WeblockError:
+            raise
+        except (DBAPIError, PoolTimeout, OSError) as error:
+            if trouble_of(error) is Trouble.NO_TABLE:
+                raise ConfigurationError(_NO_TABLE) from error
+            raise AnswersUnavailable(
+                f"the database of the session did not return the stored answer: {error}"
+            ) from error
+        finally:
+            self._connection = None
+
+    def _sweep(self, connection: Connection) -> None:
+        try:
+            with connection.begin():
+                self._answers.sweep()
+        except DBAPIError:
+            logger.warning("expired answers of idempotent requests were not deleted", exc_info=True)
+
+    def _execute(self, sql: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        assert self._connection is not None
+        done = self._connection.execute(text(sql), values)
+        return done.all() if done.returns_rows else ()
+
+
+def _refusal(why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the session of an idempotent request {why}. Its work must be committed together with its answer"
+    )
+
+
+_NO_TABLE: Final = (
+    f"the database has no table {ANSWERS}, in which idempotent() stores answers: add it to your metadata with"
+    " weblock.contrib.sqlalchemy.answer_table(metadata), and create it with metadata.create_all(engine) or a"
+    " migration"
+)

@@ -1,0 +1,430 @@
+"""``Depends(idempotent(...))``: each request is executed once, with real databases and sessions of both kinds."""
+
+import asyncio
+from collections import Counter
+from typing import Annotated, Any
+
+import httpx
+import pytest
+from fastapi import BackgroundTasks, Depends, FastAPI, Header, HTTPException, Request
+from fastapi.responses import JSONResponse, RedirectResponse, StreamingResponse
+from sqlalchemy import create_engine, func, select, text, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.sessions import SessionMiddleware
+
+from tests.servers.postgres import shared_postgres
+from weblock import AsyncLocks, ConfigurationError
+from weblock.contrib.fastapi import idempotent, install
+from weblock.contrib.fastapi.routes import locked_in
+from weblock.contrib.sqlalchemy import answer_table, guard
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "idempotent_order"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    amount: Mapped[int] = mapped_column(unique=True)
+
+
+ANSWERS = answer_table(Base.metadata)
+
+
+class Shop:
+    """An application, its database, and a client that is a user."""
+
+    def __init__(self, locks: AsyncLocks, url: str, kind: str) -> None:
+        self.engine = create_engine(url)
+        Base.metadata.drop_all(self.engine)
+        Base.metadata.create_all(self.engine)
+        self.app = FastAPI()
+        self.ran: list[str] = []
+        self.is_async = kind != "def"
+        if self.is_async:
+            self.async_engine = create_async_engine(url.replace("psycopg", kind), pool_size=2)
+        self.app.add_middleware(GZipMiddleware, minimum_size=10)
+        self.app.add_middleware(SessionMiddleware, secret_key="x")
+        install(self.app, locks)
+        self.locks = locks
+
+    def get_session(self):
+        with Session(self.engine) as session:
+            yield session
+
+    async def get_async_session(self):
+        async with AsyncSession(self.async_engine) as session:
+            yield session
+
+    def session(self, **options: Any) -> Any:
+        """The dependency of the tests."""
+        get = self.get_async_session if self.is_async else self.get_session
+        options = {"caller": user, "session": get, **options}
+        return Depends(idempotent(**options))
+
+    def add(self, path: str, work: Any, **options: Any) -> None:
+        """An endpoint that gets a sync session, and runs as the kind of session wants it."""
+        depends = self.session(**options)
+
+        async def on_loop(request: Request, tasks: BackgroundTasks, session: Any = depends) -> Any:
+            self.ran.append(path)
+            return await session.run_sync(lambda found: work(found, request, tasks))
+
+        def in_thread(request: Request, tasks: BackgroundTasks, session: Any = depends) -> Any:
+            self.ran.append(path)
+            return work(session, request, tasks)
+
+        self.app.post(path, status_code=201, response_model=None)(
+            on_loop if self.is_async else in_thread
+        )
+
+    async def post(self, path: str, key: str = "key", user: str = "anna", **more: Any) -> Any:
+        """What a request is answered."""
+        headers = {"Idempotency-Key": key, "X-User": user, **more.pop("headers", {})}
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            return await client.post(path, headers=headers, **more)
+
+    def rows(self) -> tuple[int, int]:
+        """How many orders and answers there are."""
+        with Session(self.engine) as session:
+            tables = Order.__table__, ANSWERS
+            orders, answers = (session.scalar(select(func.count()).select_from(t)) for t in tables)
+            return orders or 0, answers or 0
+
+    async def close(self) -> None:
+        assert self.engine.pool.checkedout() == 0
+        self.engine.dispose()
+        if self.is_async:
+            assert self.async_engine.pool.checkedout() == 0
+            await self.async_engine.dispose()
+
+
+def user(x_user: Annotated[str, Header()]) -> str:
+    """Return the caller."""
+    return x_user
+
+
+@pytest.fixture(params=["sqlite-def", "postgresql-def", "postgresql-psycopg", "postgresql-asyncpg"])
+async def shop(request, locks, tmp_path):
+    """A shop with a database of each kind."""
+    database, _, kind = request.param.partition("-")
+    on_server = database == "postgresql"
+    url = shared_postgres().url(driver="psycopg") if on_server else f"sqlite:///{tmp_path}/db"
+    found = Shop(locks, url, kind)
+    yield found
+    await found.close()
+
+
+def order(session, request, _tasks):
+    """Add an order, commit, and answer by its number."""
+    made = Order(amount=int(request.query_params.get("amount", 1)))
+    session.add(made)
+    session.commit()
+    return {"id": made.id, "text": "x" * 20}
+
+
+async def test_a_request_that_is_sent_again_gets_the_same_answer(shop):
+    """It is marked, middleware runs again, and neither another user nor another body gets it."""
+
+    def work(session, request, tasks):
+        request.session["seen"] = True
+        return JSONResponse(order(session, request, tasks), 201, {"X-A": "é", "Date": "then"})
+
+    shop.add("/orders", work)
+    first = await shop.post("/orders", headers={"Accept-Encoding": "identity"})
+    again = await shop.post("/orders", '"key"', headers={"Accept-Encoding": "gzip"})
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert first.json() == again.json()
+    assert first.headers["x-a"] == again.headers["x-a"]
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert "set-cookie" in first.headers
+    assert {"set-cookie", "date"}.isdisjoint(again.headers)
+    assert first.headers.get("content-encoding") is None
+    assert again.headers["content-encoding"] == "gzip"
+    assert shop.rows() == (1, 1)
+    other_body = await shop.post("/orders?amount=2")
+    assert (other_body.status_code, other_body.json()["code"]) == (422, "idempotency_key_reused")
+    other_user = await shop.post("/orders?amount=2", user="bert")
+    assert other_user.status_code == 201
+    assert shop.rows() == (2, 2)
+    missing = await shop.post("/orders", "")
+    assert missing.status_code == 400
+
+
+def ends_with(end):
+    """Return work that adds an order, commits, and then ends in its way."""
+
+    def work(session, request, tasks):
+        order(session, request, tasks)
+        if isinstance(end, Exception):
+            raise end
+        return end()
+
+    return work
+
+
+def answered(status):
+    """Return work that responds with a status."""
+    return ends_with(lambda: JSONResponse(None, status))
+
+
+@pytest.mark.parametrize(
+    ("work", "status"),
+    [
+        (ends_with(HTTPException(404)), 404),
+        (ends_with(ValueError()), 500),
+        (ends_with(lambda: StreamingResponse(iter([b"a"]))), 500),
+        (ends_with(lambda: JSONResponse("x" * 1000)), 500),
+        *((answered(each), each) for each in (409, 429, 503)),
+    ],
+    ids=["raised", "failed", "stream", "long", "409", "429", "503"],
+)
+async def test_what_is_not_stored_is_not_committed(shop, work, status):
+    """Though the application has committed: so a retry can be executed."""
+    shop.add("/orders", work, max_body=100)
+    for _ in range(2):
+        assert (await shop.post("/orders")).status_code == status
+    assert len(shop.ran) == 2
+    assert shop.rows() == (0, 0)
+
+
+async def test_an_error_that_was_returned_and_a_redirect_are_stored(shop):
+    """A handler that returns them has decided; other work of the handler is committed with them."""
+    shop.add("/422", answered(422))
+    shop.add("/302", lambda *_: RedirectResponse("/x", 302))
+    for path, rows in (("/422", (1, 1)), ("/302", (1, 2))):
+        answers = [await shop.post(path) for _ in range(2)]
+        assert [each.status_code for each in answers] == [int(path[1:])] * 2
+        assert answers[1].headers["idempotency-replayed"] == "true"
+        assert shop.rows() == rows
+    assert answers[1].headers["location"] == "/x"
+
+
+async def test_many_at_once_are_executed_once(shop):
+    """The others get 409 with ``Retry-After``, or wait; each gets the same answer in the end."""
+    shop.add("/orders", order)
+    shop.add("/waits", order, wait=30)
+    answers = await asyncio.gather(*(shop.post("/orders") for _ in range(10)))
+    busy = [each for each in answers if each.status_code == 409]
+    assert all(int(each.headers["retry-after"]) > 0 for each in busy)
+    assert len({each.text for each in answers if each.status_code == 201}) == 1
+    answers = await asyncio.gather(*(shop.post("/waits?amount=2") for _ in range(10)))
+    assert Counter(each.status_code for each in answers) == {201: 10}
+    assert len({each.text for each in answers}) == 1
+    assert shop.ran == ["/orders", "/waits"]
+    assert shop.rows() == (2, 2)
+
+
+async def test_of_two_that_were_executed_only_one_is_committed(shop):
+    """Where the lock was no use, the database rejects the second: it gets the answer of the first."""
+    found, done = asyncio.Event(), asyncio.Event()
+
+    depends = shop.session()
+
+    @shop.app.post("/orders", status_code=201)
+    async def create(request: Request, tasks: BackgroundTasks, session: Any = depends):
+        first = not found.is_set()
+        if first:
+            found.set()
+            await done.wait()
+        shop.ran.append("ran")
+        tasks.add_task(shop.ran.append, "first" if first else "second")
+        if isinstance(session, AsyncSession):
+            return await session.run_sync(lambda each: order(each, request, tasks))
+        return await asyncio.to_thread(order, session, request, tasks)
+
+    one = asyncio.create_task(shop.post("/orders"))
+    await found.wait()
+    (key,) = [each.key for each in await shop.locks.list()]
+    await shop.locks.force_release(key)
+    other = await shop.post("/orders")
+    done.set()
+    late = await one
+    assert (other.status_code, shop.rows()) == (201, (1, 1))
+    # Its lease was lost: it may be noticed before the database is asked.
+    assert late.status_code in (201, 500, 503)
+    assert late.status_code != 201 or late.json() == other.json()
+    assert "first" not in shop.ran
+
+
+async def test_tasks_follow_the_commit_and_are_not_repeated(shop):
+    """They find the committed rows, and a retry is answered while they run."""
+
+    def work(session, request, tasks):
+        found = order(session, request, tasks)
+        tasks.add_task(lambda: shop.ran.append(str(shop.rows())))
+        return found
+
+    shop.add("/orders", work)
+    for _ in range(2):
+        assert (await shop.post("/orders")).status_code == 201
+    assert shop.ran == ["/orders", "(1, 1)"]
+
+
+async def test_work_that_nobody_has_committed_is_committed_with_the_answer(shop):
+    """As it is where the session's dependency commits, after the response."""
+
+    def work(session, _request, _tasks):
+        session.add(Order(amount=1))
+        return {}
+
+    shop.add("/orders", work)
+    shop.add("/nothing", lambda *_: {})
+    await shop.post("/orders")
+    await shop.post("/nothing")
+    assert shop.rows() == (1, 2)
+
+
+async def test_a_conflict_inside_is_for_the_application(shop):
+    """It rolls back to its savepoint and continues."""
+
+    def work(session, _request, _tasks):
+        session.add(Order(amount=1))
+        session.commit()
+        session.add(Order(amount=1))
+        with pytest.raises(IntegrityError):
+            session.commit()
+        session.rollback()
+        with session.begin_nested():
+            session.add(Order(amount=2))
+        session.commit()
+        return {}
+
+    shop.add("/orders", work)
+    assert (await shop.post("/orders")).status_code == 201
+    assert shop.rows() == (2, 1)
+
+
+@pytest.mark.parametrize("how", ["sql", "connection", "rollback", "guard"])
+async def test_what_would_commit_without_the_answer_is_rejected(shop, how):
+    """Nothing is committed, and the error says what to do instead."""
+    errors = []
+
+    def work(session, request, tasks):
+        order(session, request, tasks)
+        try:
+            if how == "sql":
+                session.execute(text("COMMIT"))
+            elif how == "connection":
+                session.connection().commit()
+            elif how == "rollback":
+                session.connection().rollback()
+            else:
+                guard(session, asked_for[0], fence=True)
+                session.execute(text("SELECT 1"))
+        except ConfigurationError as error:
+            errors.append(error)
+            raise
+        return {}
+
+    lease = await shop.locks.acquire("x")
+    asked_for = [lease]
+    shop.add("/orders", work)
+    assert (await shop.post("/orders")).status_code == 500
+    assert shop.rows() == (0, 0)
+    assert errors or how == "rollback"
+    await lease.release()
+
+
+async def test_answers_are_bounded_for_each_caller_and_expire(shop):
+    """At the bound nothing runs; other callers have bounds of their own; a replay is no new answer."""
+    shop.add("/orders", order, max_answers=1)
+    assert (await shop.post("/orders")).status_code == 201
+    assert (await shop.post("/orders")).status_code == 201
+    refused = await shop.post("/orders?amount=2", "other")
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) == 60
+    assert (await shop.post("/orders?amount=2", "other", user="bert")).status_code == 201
+    with shop.engine.begin() as connection:
+        connection.execute(update(ANSWERS).values(expires_at=0))
+    assert (await shop.post("/orders?amount=3")).status_code == 201
+    assert shop.ran == ["/orders"] * 3
+
+
+async def test_without_the_database_nothing_runs(shop):
+    """503, and a database without the table is a mistake that its error explains."""
+    shop.add("/orders", order)
+    ANSWERS.drop(shop.engine)
+    assert (await shop.post("/orders")).status_code == 500
+    ANSWERS.create(shop.engine)
+    broken = create_engine("postgresql+psycopg://localhost:1/none")
+
+    def get_broken():
+        with Session(broken) as session:
+            yield session
+
+    kind, shop.is_async = shop.is_async, False
+    shop.add("/broken", order, session=get_broken)
+    shop.is_async = kind
+    answer = await shop.post("/broken")
+    assert (answer.status_code, answer.json()["code"]) == (503, "answers_unavailable")
+    assert shop.ran == []
+
+
+async def test_rows_read_before_the_lock_are_read_again(shop):
+    """Authentication may have read them with the same session."""
+    shop.add("/orders", order)
+    seen = []
+
+    def read(session):
+        return session.scalar(select(Order.amount).where(Order.id == 1))
+
+    if shop.is_async:
+
+        async def caller(session: Annotated[AsyncSession, Depends(shop.get_async_session)]) -> str:
+            (await session.get(Order, 1)).amount  # noqa: B018
+            return "anna"
+
+        async def endpoint(session: Any) -> None:
+            found = await session.get(Order, 1)
+            seen.append(found.amount)
+    else:
+
+        def caller(session: Annotated[Session, Depends(shop.get_session)]) -> str:
+            session.get(Order, 1).amount  # noqa: B018
+            return "anna"
+
+        def endpoint(session: Any) -> None:
+            seen.append(session.get(Order, 1).amount)
+
+    endpoint.__annotations__["session"] = Annotated[Any, shop.session(caller=caller)]
+    shop.app.post("/reads")(endpoint)
+    await shop.post("/orders")
+    assert (await shop.post("/reads")).status_code == 200
+    assert seen == [1]
+
+
+def test_what_cannot_work_is_rejected_when_the_application_starts(url):
+    """A GET needs no key; a session and a caller are functions."""
+    app = FastAPI()
+    install(app, url)
+    dependency = idempotent(caller="anonymous", session=lambda: None)
+
+    @app.get("/orders", dependencies=[Depends(dependency)])
+    def read() -> None: ...
+
+    assert any("GET requests can be repeated" in str(each) for each in locked_in(app, None))
+    for wrong in ({"caller": None}, {"caller": Depends(user)}, {"session": Depends(user)}):
+        with pytest.raises((TypeError, ConfigurationError)):
+            idempotent(**{"caller": user, "session": user, **wrong})
+
+
+async def test_openapi_describes_it(url):
+    """The header, and the problems with their codes."""
+    app = FastAPI()
+    install(app, url)
+    dependency = idempotent(caller="anonymous", session=lambda: None, header="X-Key")
+
+    @app.post("/orders", dependencies=[Depends(dependency)])
+    def create() -> None: ...
+
+    operation = app.openapi()["paths"]["/orders"]["post"]
+    assert [each["name"] for each in operation["parameters"]] == ["X-Key"]
+    assert {"400", "409", "422", "429", "503"} <= operation["responses"].keys()
