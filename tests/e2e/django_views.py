@@ -10,7 +10,6 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
-from tests.contrib.django.naive import naive_lock
 from tests.contrib.django.project.shop.models import Item
 from weblock.contrib.django import lock
 
@@ -39,5 +38,4 @@ def linger(request: HttpRequest) -> HttpResponse:
 urlpatterns = [
     path("linger", linger),
     path("ours", lock("create_item")(create)),
-    path("naive", naive_lock("create_item")(create)),
 ]

@@ -169,17 +169,6 @@ def test_the_bound_is_kept(site: Any) -> None:
         assert site.items() == BOUND
 
 
-@served_by("gunicorn-gthread")
-def test_a_naive_decorator_breaks_the_bound(site: Any) -> None:
-    """The same view under a decorator that releases before the COMMIT makes more."""
-    made = [0]
-    while max(made) <= BOUND and len(made) < 20:
-        site.start_anew()
-        site.post("naive", 20)
-        made.append(site.items())
-    assert max(made) > BOUND
-
-
 @served_by("gunicorn-sync")
 def test_a_worker_that_was_stopped_does_not_commit(site: Any) -> None:
     """It wakes up when another has had the lock: its work is rolled back, and its client told."""

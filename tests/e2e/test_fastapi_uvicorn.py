@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import signal
 import socket
-import sqlite3
 import tempfile
-from collections import Counter
-from contextlib import closing
 from pathlib import Path
-
-import httpx
-import pytest
 
 from tests.support.waiting import PATIENCE, eventually
 
 from .sites import FASTAPI_KINDS, Server, read_all
 
-BOUND = 3
-REQUESTS = 12
 LARGE = 5 * 1024 * 1024
 
 
 SERVED = FASTAPI_KINDS
-
-
-def items(server: Server) -> int:
-    """How many items there are."""
-    with closing(sqlite3.connect(server.folder / "items.sqlite3", timeout=30)) as database:
-        (count,) = database.execute("SELECT count(*) FROM item").fetchone()
-        return count
-
-
-def start_anew(server: Server) -> None:
-    """Forgets all items."""
-    with closing(sqlite3.connect(server.folder / "items.sqlite3", timeout=30)) as database:
-        database.execute("DELETE FROM item")
-        database.commit()
 
 
 def calls_for_health(server: Server) -> int:
@@ -47,41 +24,6 @@ def calls_for_health(server: Server) -> int:
     answer = server.answer("/health")
     assert b" 200 OK" in answer
     return int(answer.partition(b"x-calls: ")[2].split()[0])
-
-
-def post(server: Server, path: str) -> httpx.Response:
-    """The response to a request."""
-    return httpx.post(server.url + path, timeout=PATIENCE)
-
-
-async def statuses(url: str, count: int) -> Counter[int]:
-    """How often each status came, of concurrent requests."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=PATIENCE, limits=limits) as client:
-        answers = await asyncio.gather(*(client.post(url) for _ in range(count)))
-    return Counter(answer.status_code for answer in answers)
-
-
-@pytest.mark.parametrize("way", ["lock-first", "session-first", "early-session", "commit-inside"])
-def test_the_bound_is_kept_in_a_real_database(server, way):
-    """Concurrent requests make just as many rows of a SQLite file as there is room for."""
-    for _ in range(2):
-        start_anew(server)
-        told = asyncio.run(statuses(f"{server.url}/ours/{way}", REQUESTS))
-        assert told == {201: BOUND, 422: REQUESTS - BOUND}
-        assert items(server) == BOUND
-
-
-@pytest.mark.parametrize("way", ["session-first", "early-lock"])
-def test_a_naive_lock_breaks_the_bound_in_a_real_database(server, way):
-    """The same requests make more with a dependency that releases by itself, before the commit."""
-    made = [0]
-    while max(made) <= BOUND and len(made) < 20:
-        start_anew(server)
-        told = asyncio.run(statuses(f"{server.url}/naive/{way}", REQUESTS))
-        made.append(told[201])
-        eventually(lambda: items(server) == made[-1])  # It has answered before it commits.
-    assert max(made) > BOUND
 
 
 def test_500_wait_and_the_others_are_served_as_ever(server, name):
@@ -108,15 +50,6 @@ def test_500_wait_and_the_others_are_served_as_ever(server, name):
     assert all(b" 200 OK" in answer for answer in answers)
 
 
-@pytest.mark.parametrize(("kind", "size"), [("large", 1024 * 1024), ("file", 1000 * 1000)])
-def test_a_slow_reader_does_not_keep_the_lock(server, name, kind, size):
-    """The lock is free while the client has read nothing of what was made in one piece, or held."""
-    with server.raw(f"/{kind}/{name}?size={size}") as slow:
-        eventually(lambda: slow.recv(1, socket.MSG_PEEK))
-        server.probe.acquire(name).release()
-        assert read_all(slow).endswith(b"x" * size)
-
-
 def test_more_than_is_held_back_is_sent_inside_the_lock(server, name):
     """Of a file, 1 MiB is held back: a slow reader of a larger one keeps the lock, until it goes."""
     with server.raw(f"/file/{name}?size={LARGE}") as slow:
@@ -125,13 +58,6 @@ def test_more_than_is_held_back_is_sent_inside_the_lock(server, name):
             eventually(lambda: server.waiting_for(name) == 1)
             slow.close()
             assert b" 200 OK" in read_all(next_one)
-
-
-@pytest.mark.parametrize("value", ["a%0Ab", "%00", "%F0%9F%94%92", "..%2F..", "a%2Fb?c#d"])
-def test_hostile_values_over_http(server, value):
-    """Whatever a URL carries is a key of its own, or a problem of the client: never a 500."""
-    assert post(server, f"/quick/{value}").status_code in (200, 404)
-    assert post(server, f"/quick/{'x' * 600}").status_code == 400
 
 
 def test_shutting_down_waits_for_the_handler_and_leaves_nothing():

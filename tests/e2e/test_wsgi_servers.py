@@ -29,15 +29,6 @@ def test_the_lock_outlives_the_commit(server, name):
         assert b" 201 " in read_all(first)
 
 
-def test_the_naive_decorator_does_not(server, name):
-    """The second gets the lock before the first has committed, and makes a second item."""
-    with server.raw(f"/naive/{name}/{name}") as first:
-        eventually(lambda: server.noted(f"{name}-commits"))
-        assert b" 201 " in server.answer(f"/naive/{name}")
-        server.goes_on(name)
-        assert b" 201 " in read_all(first)
-
-
 def test_many_at_once_by_a_rule_and_by_a_decorator(server, name):
     """All are served, one after the other, and one of them makes the item."""
     paths = [f"/locked/{name}", f"/ruled/{name}"] * 6

@@ -10,27 +10,21 @@ import json
 import os
 import signal
 import socket
-import sqlite3
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import uvicorn
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
-from tests.contrib.naive import naive_lock
 from tests.support.waiting import PATIENCE
 from weblock.contrib.fastapi import install, lock
-
-BOUND = 3
-COMMITTING = 0.1
-"""Seconds that a commit takes."""
 
 FOLDER = Path(os.environ.get("WEBLOCK_TEST_FOLDER", "."))
 
@@ -62,70 +56,6 @@ async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
 
 app = FastAPI(lifespan=lifespan)
 locks = install(app, os.environ.get("WEBLOCK_TEST_ENGINE", "noop://"), wait=PATIENCE)
-
-
-def session() -> Iterator[sqlite3.Connection]:
-    """Commits when its dependency ends, which takes a while."""
-    with closing(
-        sqlite3.connect(FOLDER / "items.sqlite3", timeout=PATIENCE, check_same_thread=False)
-    ) as connection:
-        yield connection
-        if connection.in_transaction:
-            time.sleep(COMMITTING)
-            connection.commit()
-
-
-Session = Annotated[sqlite3.Connection, Depends(session)]
-EarlySession = Annotated[sqlite3.Connection, Depends(session, scope="function")]
-NaiveLock = Depends(naive_lock(locks, "naive"))
-EarlyNaiveLock: Any = Depends(naive_lock(locks, "naive"), scope="function")
-OurLock = Depends(lock("create_item"))
-
-
-def create(connection: sqlite3.Connection) -> None:
-    """Makes an item, unless there are enough. It writes last, so that nobody waits for SQLite."""
-    (count,) = connection.execute("SELECT count(*) FROM item").fetchone()
-    if count >= BOUND:
-        raise HTTPException(422, "there are enough")
-    connection.execute("INSERT INTO item DEFAULT VALUES")
-
-
-@app.post("/ours/lock-first", status_code=201)
-def ours_lock_first(_: Annotated[Any, OurLock], connection: Session) -> None:
-    """The lock is entered first, and so would be left last."""
-    create(connection)
-
-
-@app.post("/ours/session-first", status_code=201)
-def ours_session_first(connection: Session, _: Annotated[Any, OurLock]) -> None:
-    """The lock would be left before the session commits."""
-    create(connection)
-
-
-@app.post("/ours/early-session", status_code=201)
-def ours_early_session(connection: EarlySession, _: Annotated[Any, OurLock]) -> None:
-    """The session commits before the response is sent."""
-    create(connection)
-
-
-@app.post("/ours/commit-inside", status_code=201)
-async def ours_commit_inside(connection: Session, _: Annotated[Any, OurLock]) -> None:
-    """The endpoint commits by itself."""
-    create(connection)
-    await asyncio.sleep(COMMITTING)
-    connection.commit()
-
-
-@app.post("/naive/session-first", status_code=201)
-def naive_session_first(connection: Session, _: Annotated[Any, NaiveLock]) -> None:
-    """The lock is left before the session commits."""
-    create(connection)
-
-
-@app.post("/naive/early-lock", status_code=201)
-def naive_early_lock(_: Annotated[Any, EarlyNaiveLock], connection: Session) -> None:
-    """So it is here, whatever the order, because of its scope."""
-    create(connection)
 
 
 @app.api_route("/health", methods=["GET", "POST"])
@@ -234,10 +164,6 @@ class CountCalls:
 
 def main() -> None:
     """Serves until it is told to end."""
-    with closing(sqlite3.connect(FOLDER / "items.sqlite3")) as database:
-        database.execute("PRAGMA journal_mode=WAL")
-        database.execute("CREATE TABLE item (id INTEGER PRIMARY KEY)")
-        database.commit()
     with socket.socket() as listener:
         # Little is buffered between client and server, so that each feels when the other is slow.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)

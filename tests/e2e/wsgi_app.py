@@ -5,10 +5,8 @@ Tests steer it by files in that folder, as they do ``asgi_app``.
 
 from __future__ import annotations
 
-import functools
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +58,6 @@ def until_it_goes_on(name: str) -> None:
     eventually(lambda: noted(f"{name}-goes-on") or time.sleep(0.005))
 
 
-def naive(view: Callable[..., Any]) -> Callable[..., Any]:
-    """The decorator that everybody writes first: it releases when the view returns."""
-
-    @functools.wraps(view)
-    def held(shop: str, **values: Any) -> Any:
-        with locks.locks.hold(shop, wait=PATIENCE):
-            return view(shop, **values)
-
-    return held
-
-
 def create(shop: str, name: str = "") -> tuple[str, int]:
     """Make an item, unless there is one; the commit comes later, when the test says so."""
     if db.session.query(Item).filter_by(shop=shop).count():
@@ -91,11 +78,8 @@ def commit(_error: BaseException | None) -> None:
         db.session.commit()
 
 
-for prefix, kind in (("naive", naive), ("locked", locks.lock("{shop}"))):
-    app.add_url_rule(f"/{prefix}/<shop>", prefix, kind(create), methods=["POST"])
-    app.add_url_rule(
-        f"/{prefix}/<shop>/<name>", f"{prefix}-steered", kind(create), methods=["POST"]
-    )
+for rule, endpoint in (("/locked/<shop>", "locked"), ("/locked/<shop>/<name>", "steered_commit")):
+    app.add_url_rule(rule, endpoint, locks.lock("{shop}")(create), methods=["POST"])
 
 
 @app.post("/steered/<key>/<name>")
