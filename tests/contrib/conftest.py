@@ -4,9 +4,13 @@ import itertools
 from collections.abc import AsyncIterator
 
 import pytest
+from fastapi import FastAPI
 
+from tests.servers import Postgres
+from tests.servers.postgres import shared_postgres
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks
+from weblock.contrib.fastapi import install
 from weblock.contrib.kit.guarding import sql
 
 from .shop import RecordingLocks, Shop
@@ -38,3 +42,17 @@ async def locks(url: str, shop: Shop) -> AsyncIterator[AsyncLocks]:
     async with RecordingLocks.from_url(url, wait=PATIENCE) as locks:
         locks.events = shop.events
         yield locks
+
+
+@pytest.fixture
+def app(locks: AsyncLocks) -> FastAPI:
+    """An application with locks."""
+    app = FastAPI()
+    install(app, locks)
+    return app
+
+
+@pytest.fixture
+def server() -> Postgres:
+    """The PostgreSQL that tests share."""
+    return shared_postgres()

@@ -76,20 +76,6 @@ def test_a_rewrite_that_is_no_function(layer):
 
 
 class TestTheLayer:
-    async def test_any_application_can_acquire_through_it(self, locks, shop):
-        """It takes a scope and a key; the layer releases before the response is sent."""
-
-        async def app(scope, receive, send):
-            lease = await request_locks(scope).acquire("x")
-            assert lease.held
-            await send(START)
-            await send(BODY)
-
-        exchange = Exchange(events=shop.events)
-        await exchange.served_by(RequestLayer(app, locks))
-        assert shop.events == ["release", "last byte"]
-        assert exchange.body == b"done"
-
     async def test_a_websocket_is_known_by_its_path(self, locks):
         """Whoever looks at a lease that a websocket holds sees so."""
         infos = []
@@ -101,17 +87,6 @@ class TestTheLayer:
         exchange = Exchange(kind="websocket")
         await exchange.served_by(RequestLayer(app, locks))
         assert infos[0].holder == f"{locks.label} WEBSOCKET {exchange.scope['path']}"
-
-    async def test_other_scopes_pass_through(self, locks):
-        """What is neither a request nor a websocket reaches the application untouched."""
-        exchange = Exchange(kind="something")
-
-        async def app(scope, receive, send):
-            assert scope is exchange.scope
-            assert receive == exchange.receive
-            assert send == exchange.send
-
-        await exchange.served_by(RequestLayer(app, locks))
 
     async def test_the_engine_is_closed_before_the_server_hears_of_the_end(self, monkeypatch):
         """Some servers cancel the application when it has told them that it has shut down."""
@@ -245,19 +220,6 @@ class TestTheLayer:
         await Exchange().served_by(RequestLayer(app, locks))
         assert await locks.try_acquire("x")
         assert "'y'" in caplog.text
-
-    async def test_a_client_that_left_makes_no_noise(self, locks):
-        """A response that cannot be sent any more is no error of the application."""
-
-        async def app(scope, receive, send):
-            await request_locks(scope).acquire("x")
-            await send(START)
-
-        async def broken(message):
-            raise ConnectionResetError
-
-        exchange = Exchange()
-        await RequestLayer(app, locks)(exchange.scope, exchange.receive, broken)
 
     async def test_a_cancel_scope_that_is_left_open(self, locks):
         """Work that is done is answered as such, also if a generator inside has left a scope of anyio."""

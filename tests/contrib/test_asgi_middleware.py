@@ -2,29 +2,25 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import re
 
 import pytest
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from litestar import Litestar, post
 from litestar.middleware import DefineMiddleware
 from starlette.applications import Starlette
-from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from tests.servers import Server
 from tests.support.aio import PATIENCE, eventually, until_waited_for
 from tests.support.events import Heard
-from weblock import AsyncLocks, ConfigurationError, LockTimeout
+from weblock import AsyncLocks, ConfigurationError
 from weblock._engines import engine_for
 from weblock.contrib.asgi import LockMiddleware, Rule, RuleSet, request_locks
-from weblock.contrib.fastapi import install, lock
 from weblock.events import FailedOpen
 
-from .naive_middleware import BaseHTTPLock, PlainLock, WatchingLock
 from .wire import Exchange
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -71,25 +67,6 @@ class Steered:
 
 
 class TestARule:
-    async def test_a_problem_may_be_told_in_other_words(self, locks):
-        """``rewrite`` changes status, headers and body, and knows the error that it comes of."""
-
-        def rewrite(problem, error):
-            assert isinstance(error, LockTimeout)
-            more = {"type": "https://shop.example/busy", "key": error.key}
-            headers = {**problem.headers, "X-Busy": "yes"}
-            return dataclasses.replace(problem, status=423, headers=headers, more=more)
-
-        rules = [Rule("/items", key="items", wait=0)]
-        layer = LockMiddleware(answer, locks, rules, rewrite=rewrite)
-        async with locks.hold("items"):
-            exchange = Exchange()
-            await exchange.served_by(layer)
-        assert (exchange.status, exchange.headers["x-busy"]) == (423, "yes")
-        assert exchange.problem["type"] == "https://shop.example/busy"
-        assert exchange.problem["key"] == "items"
-        assert int(exchange.headers["retry-after"]) >= 1
-
     async def test_one_may_run_without_a_lease_while_the_engine_is_down(self):
         """A rule with ``on_unavailable="open"``, and no other."""
         app = Steered()
@@ -112,40 +89,6 @@ class TestARule:
                     statuses.append(exchange.status)
                 assert statuses == [200, 200, 200, 503]
                 assert len(heard.of(FailedOpen)) == 1
-
-    async def test_waiters_are_bounded(self, locks):
-        """Who comes when so many wait already is told at once."""
-        rules = [Rule("/items", key="items", wait=None, max_waiters=2)]
-        layer = LockMiddleware(answer, locks, rules)
-        holder = await locks.acquire("items")
-        waiting = [Exchange().served_by(layer) for _ in range(2)]
-        await until_waited_for(locks, "items", by=2)
-        exchange = Exchange()
-        await exchange.served_by(layer)
-        assert exchange.status == 409
-        await holder.release()
-        await asyncio.gather(*waiting)
-
-    @pytest.mark.parametrize(
-        ("path", "query"),
-        [
-            ("/items/" + 600 * "x", b"q=1"),
-            ("/items/7", b""),
-            ("/items/7", b"q="),
-            ("/items/7", b"q=1&q=2"),
-        ],
-        ids=["long", "missing", "empty", "twice"],
-    )
-    async def test_a_key_that_cannot_be_filled_in_is_the_clients_error(self, locks, path, query):
-        """400, and the handler does not run: the server is not to blame."""
-        rules = [Rule("/items/{id}", key="item:{id}:{query.q}")]
-        exchange = Exchange(path="/")
-        exchange.scope |= {"path": path, "query_string": query}
-        app = Steered()
-        await exchange.served_by(LockMiddleware(app, locks, rules))
-        assert exchange.status == 400
-        assert exchange.problem["code"] == "invalid_key"
-        assert app.began == 0
 
     @pytest.mark.parametrize("kind", ["http", "websocket"])
     @pytest.mark.parametrize("path", ["/items/7.0", "/items/+7", "//items/7", "/items/7\n"])
@@ -180,26 +123,6 @@ class TestARule:
         await exchange.served_by(LockMiddleware(app, locks, rules))
         assert held == ["7", "q:a%3Ab", "user:mé"]
         assert await locks.list() == []
-
-    async def test_the_application_can_have_the_lease(self, locks):
-        """The handler asks for the key that it holds, and is given the lease with its fence."""
-        fences = []
-
-        async def app(scope, receive, send):
-            fences.append((await request_locks(scope).acquire("items")).fence)
-
-        await Exchange().served_by(LockMiddleware(app, locks, ITEMS))
-        assert fences[0] > 0
-
-    async def test_rules_are_plain_data_too(self, locks):
-        """What a configuration file has is taken as it is; what is wrong with it is said."""
-        layer = LockMiddleware(answer, locks, {"items": {"path": "/items", "key": "x", "wait": 0}})
-        async with locks.hold("x"):
-            exchange = Exchange()
-            await exchange.served_by(layer)
-        assert exchange.status == 409
-        with pytest.raises(ConfigurationError, match=r"^rules\.items has 'keys'"):
-            LockMiddleware(answer, locks, {"items": {"path": "/items", "keys": "x"}})
 
 
 class TestWhatPassesThrough:
@@ -297,109 +220,6 @@ class TestWhatPassesThrough:
         for path in ("/short", "/long"):
             await Exchange(path=path).served_by(layer)
         assert ttls[0] <= 20 < ttls[1] <= 60
-
-
-class TestClientsThatGo:
-    @pytest.fixture
-    def app(self):
-        """An application whose handler ends when the test lets it."""
-        return Steered()
-
-    async def test_naive_middleware_has_its_handler_cancelled(self, locks, app):
-        """With ``async with hold``: the work is cut short, wherever it is."""
-        served = Exchange().served_by(PlainLock(app, locks))
-        await eventually(lambda: app.received)
-        served.cancel()
-        await asyncio.wait({served})
-        assert app.cancelled == 1
-
-    async def test_a_body_arrives_unharmed_that_came_while_the_request_waited(self, locks, app):
-        """Every part of it, once, in order, and no ``receive`` of the server's is cancelled."""
-        app.goes_on.set()
-        exchange, sent = self._exchange_in_parts()
-        await self._serve(exchange, locks, LockMiddleware(app, locks, ITEMS))
-        assert b"".join(message["body"] for message in app.received) == sent
-        assert exchange.receives_cancelled == 0
-
-    async def test_naive_middleware_loses_parts_of_a_body(self, locks, app):
-        """Who reads to see whether the client is there, and hands nothing on, breaks uploads."""
-        app.goes_on.set()
-        exchange, sent = self._exchange_in_parts()
-        await self._serve(exchange, locks, WatchingLock(app, locks))
-        assert b"".join(message["body"] for message in app.received) != sent
-
-    def _exchange_in_parts(self):
-        exchange = Exchange(body=None)
-        parts = [bytes([number]) * 1000 for number in range(20)]
-        for part in parts[:10]:
-            exchange.says({"type": "http.request", "body": part, "more_body": True})
-        return exchange, b"".join(parts)
-
-    async def _serve(self, exchange, locks, middleware):
-        """The first half of the body comes while the key is held, the other when it is free."""
-        async with locks.hold("items"):
-            served = exchange.served_by(middleware)
-            await eventually(exchange.incoming.empty)
-        for number in range(10, 20):
-            part = bytes([number]) * 1000
-            exchange.says({"type": "http.request", "body": part, "more_body": number < 19})
-        await served
-
-
-class TestOrder:
-    """When the lock is released: after the work, and before the client has read of it."""
-
-    async def test_base_http_middleware_releases_before_the_commit(self, locks, shop):
-        """The naive one ends when the response begins."""
-
-        async def slow(scope, receive, send):
-            await send(START)
-            await eventually(lambda: "release" in shop.events)
-            await send(BODY)
-            shop.events.append("commit")
-
-        exchange = Exchange(events=shop.events)
-        await exchange.served_by(BaseHTTPLock(slow, locks))
-        assert shop.events.index("release") < shop.events.index("commit")
-
-    async def test_a_plain_middleware_waits_for_a_slow_client(self, locks, shop):
-        """The naive one keeps the key until the client has read; ours does not."""
-        for middleware, free in ((PlainLock, False), (LockMiddleware, True)):
-            exchange = Exchange(events=shop.events)
-            exchange.reading.clear()
-            rules = () if middleware is PlainLock else (ITEMS,)
-            served = exchange.served_by(middleware(answer, locks, *rules))
-            await eventually(lambda exchange=exchange: exchange.begun)
-            for _ in range(20):
-                await asyncio.sleep(0)
-            lease = await locks.try_acquire("items")
-            assert (lease is not None) is free
-            if lease:
-                await lease.release()
-            exchange.reading.set()
-            await served
-
-    async def test_streams_and_background_tasks_run_inside_the_lock(self, locks):
-        """A stream is sent as it is made, and the key is free when the last of it is done."""
-        seen = []
-
-        async def held():
-            seen.append(await locks.inspect("items") is not None)
-
-        async def stream():
-            for _ in range(3):
-                await held()
-                yield b"x" * 600_000
-
-        async def endpoint(request):
-            return StreamingResponse(stream(), background=BackgroundTask(held))
-
-        app = Starlette(routes=[Route("/items", endpoint, methods=["POST"])])
-        exchange = Exchange()
-        await exchange.served_by(LockMiddleware(app, locks, ITEMS))
-        assert len(exchange.body) == 1_800_000
-        assert seen == [True] * 4
-        assert await locks.inspect("items") is None
 
 
 def hello(request):
@@ -509,16 +329,6 @@ async def test_no_framework_can_be_asked_past_the_lock(locks, name, root_path):
         await served
         assert busy.status == free.status
     assert reached > 0 or (name == "mounted" and root_path)
-
-
-async def test_one_lease_for_the_rule_and_the_dependency(locks):
-    """A rule and a dependency that name one key, on one ``AsyncLocks``, share the lease."""
-    app = FastAPI()
-    app.post("/items", dependencies=[Depends(lock("items"))])(lambda: "hello")
-    install(app, locks)
-    exchange = Exchange()
-    await exchange.served_by(LockMiddleware(app, locks, ITEMS))
-    assert exchange.status == 200
 
 
 async def test_hostile_urls_leave_nothing_behind(locks):

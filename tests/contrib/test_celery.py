@@ -4,8 +4,6 @@ import contextvars
 import functools
 import gc
 import itertools
-import os
-import re
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -270,17 +268,6 @@ class TestTasks:
 
         ran = app.register_task(Child()).apply((1, 5)).get()
         assert ran == [(5, ["child:1"]), (5, ["child:0", "child:1"])]
-
-    def test_without_a_lock_nothing_changes(self, app, bare, locks):
-        """Tasks that name no lock, Celery's own among them, have no lease."""
-
-        @app.task
-        def free():
-            with pytest.raises(ConfigurationError, match="no task holds a lock"):
-                lease_of()
-            return keys_of(locks)
-
-        assert free.apply().get() == []
 
     def test_settings_may_add_a_lock(self, app, locks):
         """``task_annotations`` say it of a task that cannot be changed."""
@@ -577,30 +564,6 @@ class TestWhatCannotWork:
         assert "WebLock(app" in str(pay.apply().result)
 
     @pytest.mark.parametrize(
-        ("lock", "named"),
-        [
-            ("a", "lock='a'"),
-            (["a", "b"], r"lock=\['a', 'b'\]"),
-            (("a",), r"lock=\('a',\)"),
-            (key_of_number, "lock=key_of_number"),
-        ],
-        ids=["key", "list", "tuple", "function"],
-    )
-    def test_a_base_that_does_not_lock(self, app, lock, named):
-        """A task whose own base class would ignore its lock does not run, however the lock is written."""
-
-        class Own(Task):
-            abstract = True
-
-        @app.task(base=Own, lock=lock)
-        def pay(number=7): ...
-
-        app.finalize()
-        refused = pay.apply().result
-        assert isinstance(refused, ConfigurationError)
-        assert re.search(f"has {named}, .*Own would ignore", str(refused))
-
-    @pytest.mark.parametrize(
         "made",
         [made_and_never_finalized, made_late, made_shared, made_at_once, registered, retrying],
     )
@@ -703,25 +666,3 @@ class TestSettings:
         bare.conf.weblock_timeout = 3
         with pytest.raises(ConfigurationError, match=r"weblock_timeout; there is weblock_url"):
             _ = WebLock(bare, url).locks
-
-    def test_locks_and_a_url(self, app, url):
-        """Locks that are open already cannot have another URL."""
-        other = Celery("other", broker="memory://", set_as_current=False)
-        other.conf.weblock_url = url
-        with (
-            Locks.from_url(url) as locks,
-            pytest.raises(ConfigurationError, match="weblock_url is set"),
-        ):
-            _ = WebLock(other, locks).locks
-        other.close()
-
-    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-    def test_a_fork_opens_its_own(self, bare):
-        """A child that was forked while a thread of its parent opened the locks can open them."""
-        web = WebLock(bare, "memory://")
-        other = threading.Thread(target=web._opening.lock.acquire)
-        other.start()
-        other.join()
-        web._opening.after_fork()
-        with web.locks as locks:
-            assert locks.scope == "process"

@@ -13,14 +13,12 @@ from celery import Celery
 from fastapi import Depends, FastAPI
 from flask import Flask
 
-from tests.contrib.gateway import Gateway
 from tests.support.http import client_of
 from tests.support.waiting import PATIENCE
 from weblock import Locks, LockTimeout
-from weblock.contrib import flask, wsgi
+from weblock.contrib import flask
 from weblock.contrib.celery import WebLock, lease_of
 from weblock.contrib.fastapi import install, lock
-from weblock.contrib.wsgi import request_locks
 
 Call = Callable[[Any], Any]
 
@@ -88,26 +86,6 @@ def test_in_a_view_of_flask(
 
     assert app.test_client().post("/pay").json == [PAID, ["a"]]
     assert locks.list() == []
-
-
-@calls
-@impatient
-def test_behind_a_rule(
-    pay: Callable[..., Any], call: Call, options: Any, locks: Locks, url: str
-) -> None:
-    """The same where a rule holds one key, and the application has acquired the other."""
-    task = pay(**options)
-    paid = []
-
-    def application(environ: Any, start_response: Any) -> list[bytes]:
-        request_locks(environ).acquire("b")
-        paid.append(call(task))
-        start_response("204 No Content", [])
-        return []
-
-    app = wsgi.LockMiddleware(application, url, [wsgi.Rule("/pay", key="a")])
-    assert Gateway(app, path="/pay").serve().status == 204
-    assert (paid, locks.list()) == ([PAID], [])
 
 
 @calls

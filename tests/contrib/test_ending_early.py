@@ -85,18 +85,6 @@ class TestPartsThatOutliveTheRequest:
             await parts[0]
         await (await locks.acquire("x", wait=PATIENCE)).release()
 
-    async def test_a_request_that_has_ended_acquires_nothing(self, locks):
-        """Whoever still has its scope is told, instead of holding a key that nobody releases."""
-        scopes = []
-
-        async def app(scope, receive, send):
-            scopes.append(scope)
-
-        await Exchange().served_by(RequestLayer(app, locks))
-        with pytest.raises(ConfigurationError, match="ended"):
-            await request_locks(scopes[0]).acquire("x")
-        await (await locks.acquire("x", wait=0)).release()
-
     async def test_a_part_that_went_on_after_another_failed_leaves_nothing(self, locks):
         """Where one of two parts fails to acquire and ends the request, the other's key is free."""
 
@@ -159,25 +147,6 @@ class TestClientsThatLeave:
             async with asyncio.timeout(PATIENCE):
                 await served
 
-    async def test_leaving_after_the_application_has_read(self, locks):
-        """It is watched again when the application has what it was reading."""
-
-        async def app(scope, receive, send):
-            reading = asyncio.ensure_future(receive())
-            await asyncio.sleep(0)
-            await request_locks(scope).acquire("x", wait=None)
-            await reading
-
-        exchange = Exchange(body=None)
-        async with locks.hold("x"):
-            served = exchange.served_by(RequestLayer(app, locks))
-            await eventually(lambda: is_watched_by_its_own_read(exchange))
-            exchange.says({"type": "http.request", "body": b"all"})
-            await turns(5)
-            exchange.leaves()
-            async with asyncio.timeout(PATIENCE):
-                await served
-
 
 class TestServersThatCancel:
     async def test_waiting_for_a_second_lock_is_given_up(self, locks):
@@ -229,33 +198,6 @@ class TestServersThatCancel:
                 async with asyncio.timeout(PATIENCE):
                     await served
         assert errors
-
-    async def test_a_stream_is_ended(self, locks):
-        """A response that is being streamed ends when the server cancels it, inside the lock."""
-        closed = []
-
-        async def app(scope, receive, send):
-            lease = await request_locks(scope).acquire("x")
-            await send(
-                {**START, "headers": [(b"content-type", b"text/event-stream; charset=utf-8")]}
-            )
-            try:
-                while True:
-                    await send({"type": "http.response.body", "body": b"\n", "more_body": True})
-                    await asyncio.sleep(0.001)
-            finally:
-                await asyncio.sleep(0)
-                closed.append(lease.held)
-
-        exchange = Exchange()
-        served = exchange.served_by(RequestLayer(app, locks))
-        await eventually(lambda: len(exchange.sent) > 3)
-        served.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            async with asyncio.timeout(PATIENCE):
-                await served
-        assert closed == [True]
-        await (await locks.acquire("x", wait=0)).release()
 
     async def test_what_follows_the_last_part_of_a_stream_is_not_ended(self, locks):
         """A commit that comes after a response in parts is waited for, inside the lock."""
@@ -371,29 +313,6 @@ class TestServersThatCancel:
             async with asyncio.timeout(PATIENCE):
                 await served
         assert not exchange.complete
-
-
-class TestLayersInLayers:
-    async def test_a_layer_inside_a_layer_on_the_same_locks_is_one(self, locks):
-        """What the outer layer holds is not waited for in an application inside the application."""
-        inner = FastAPI()
-        install(inner, locks)
-
-        @inner.post("/items", dependencies=[Depends(lock("x", wait=60))])
-        async def create() -> str:
-            assert await locks.try_acquire("x") is None
-            return "created"
-
-        async def outer(scope, receive, send):
-            lease = await request_locks(scope).acquire("x")
-            await inner(scope, receive, send)
-            assert lease.held
-
-        exchange = Exchange()
-        async with asyncio.timeout(PATIENCE):
-            await exchange.served_by(RequestLayer(outer, locks))
-        assert exchange.body == b'"created"'
-        await (await locks.acquire("x", wait=0)).release()
 
 
 class TestUploadsThatBreakOff:

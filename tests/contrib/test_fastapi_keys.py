@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from tests.support.http import client_of
-from weblock import AsyncLease, AsyncLocks, ConfigurationError
+from weblock import AsyncLease, ConfigurationError
 from weblock.contrib.fastapi import install, lock
 
 from .wire import Exchange
@@ -38,14 +38,6 @@ from .wire import Exchange
 class Cart(BaseModel):
     id: int
     items: list[int] = []
-
-
-@pytest.fixture
-def app(locks: AsyncLocks) -> FastAPI:
-    """An application with locks."""
-    app = FastAPI()
-    install(app, locks)
-    return app
 
 
 def no_lock_is_taken(locks, monkeypatch) -> None:
@@ -88,18 +80,6 @@ class TestTemplates:
         assert (one, other) == (["7:8", 7, 8], ["1:9", 1, 9])
         assert wrong.status_code == 422
         assert wrong.json()["detail"][0]["loc"] == ["query", "page"]
-
-    @pytest.mark.parametrize("query", ["", "?x=", "?x=1&x=2", f"?x={'y' * 600}"])
-    async def test_what_a_request_lacks_is_its_own_fault(self, app, query):
-        """Missing, empty, there twice, or too long: 400, and the handler does not run."""
-
-        @app.post("/items", dependencies=[Depends(lock("{query.x}"))])
-        async def change() -> None:
-            pytest.fail("the handler ran")
-
-        async with client_of(app, raises=True) as client:
-            answer = await client.post(f"/items{query}")
-        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_key")
 
     async def test_a_default_is_validated_as_for_the_endpoint(self, app):
         """A default that FastAPI validates is in the key what it is to the endpoint."""
@@ -148,11 +128,6 @@ class TestTemplates:
             "msg": "Field required",
             "input": None,
         }
-
-    def test_another_prefix_is_refused_where_it_is_written(self):
-        """``{body.x}`` is no template: a function reads bodies."""
-        with pytest.raises(ConfigurationError, match="one of path, query, header"):
-            lock("{body.x}")
 
     async def test_a_websocket_has_keys_too(self, app):
         """Path and query fill in the key of a websocket."""
@@ -281,19 +256,6 @@ class TestParameterModels:
         assert (await started(app)).last == "lifespan.shutdown.complete"
         async with client_of(app, raises=True) as client:
             assert (await client.post(f"/{query}")).json() == "report:2024"
-
-    async def test_what_the_endpoint_rejects_takes_no_lock(self, app, locks, monkeypatch):
-        """A value that does not convert is a 422, and one that was sent twice a 400."""
-
-        @app.post("/", dependencies=[Depends(lock("{query.year}"))])
-        async def change(year: int) -> None:
-            pytest.fail("the handler ran")
-
-        no_lock_is_taken(locks, monkeypatch)
-        async with client_of(app, raises=True) as client:
-            wrong = await client.post("/?year=x")
-            assert (await client.post("/?year=1&year=2")).status_code == 400
-        assert (wrong.status_code, wrong.json()["detail"][0]["loc"]) == (422, ["query", "year"])
 
 
 async def plain() -> None:
@@ -520,29 +482,6 @@ class TestFunctions:
         with pytest.raises(ConfigurationError, match=r"cart_key returned .*: a key is a string"):
             await Exchange().served_by(app)
 
-    async def test_an_empty_string_is_a_problem_of_the_client(self, app):
-        """A function makes its key of what it is sent, so one that cannot be locked is a 400."""
-
-        def name(name: str) -> str:
-            return name
-
-        @app.post("/items", dependencies=[Depends(lock(name))])
-        async def change() -> None:
-            pytest.fail("the handler ran")
-
-        async with client_of(app, raises=True) as client:
-            assert (await client.post("/items?name=")).status_code == 400
-
-    def test_equal_functions_make_equal_locks(self):
-        """So that ``dependency_overrides`` finds them, and several levels share one lease."""
-
-        def one() -> str: ...
-
-        def other() -> str: ...
-
-        assert lock(one, "a") == lock(one, "a")
-        assert len({lock(one), lock(one), lock(other)}) == 2
-
 
 async def started(app: FastAPI) -> Exchange:
     """What the server is told of the application's start."""
@@ -551,11 +490,6 @@ async def started(app: FastAPI) -> Exchange:
     lifespan.says({"type": "lifespan.shutdown"})
     await lifespan.served_by(app)
     return lifespan
-
-
-def inner(kind: str, sub: FastAPI, router: APIRouter):
-    """Where a route is put: in the application, a router, or an application that is mounted."""
-    return {"app": sub, "router": router}[kind]
 
 
 class TestAtTheStart:
@@ -675,15 +609,6 @@ class TestAtTheStart:
             ConfigurationError,
             match=r"needs one value for .*change declares year: .* key function",
         ):
-            await started(app)
-
-    async def test_a_name_that_only_the_endpoint_has_is_an_error(self, app):
-        """Requests send the alias of a parameter, and the error names it."""
-
-        @app.post("/", dependencies=[Depends(lock("{query.shop_id}"))])
-        async def change(shop_id: Annotated[int, Query(alias="shop")]) -> None: ...
-
-        with pytest.raises(ConfigurationError, match=r"write \{query\.shop\}"):
             await started(app)
 
     async def test_routes_of_included_routers_are_checked_without_fastapis_walk(

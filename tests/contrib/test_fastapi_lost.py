@@ -14,26 +14,17 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from tests.support.http import client_of
-from weblock import AsyncLease, AsyncLocks, ConfigurationError, LeaseLost
+from weblock import AsyncLease, LeaseLost
 from weblock.contrib.asgi import LockMiddleware, Rule
 from weblock.contrib.fastapi import install, lock
 
 from .losing import lose
-from .naive import naive_lock
 from .wire import Exchange
 
 NEVER = 60.0
 
 one = lock("x")
 Held = Annotated[AsyncLease, Depends(one)]
-
-
-@pytest.fixture
-def app(locks: AsyncLocks) -> FastAPI:
-    """An application with locks."""
-    app = FastAPI()
-    install(app, locks)
-    return app
 
 
 class Sessions:
@@ -225,18 +216,6 @@ async def test_behind_a_middleware_alone(locks):
         assert lost(await client.post("/items"))
 
 
-async def test_a_lease_that_was_taken_by_force_cancels_its_handler(app, locks):
-    """The keeper hears of it at its next renewal, and the handler from the keeper."""
-
-    @app.post("/items")
-    async def create(lease: Annotated[AsyncLease, Depends(lock("x", ttl=0.6))]) -> None:
-        await locks.force_release("x")
-        await asyncio.sleep(NEVER)
-
-    async with client_of(app) as client:
-        assert lost(await client.post("/items"))
-
-
 async def test_behind_a_task_group(locks, sessions):
     """Behind ``BaseHTTPMiddleware``, which runs the application in another task, it is the same."""
     app = FastAPI()
@@ -251,24 +230,6 @@ async def test_behind_a_task_group(locks, sessions):
     async with client_of(app) as client:
         assert lost(await client.post("/items"))
     assert sessions.outcomes == ["rolled back"]
-
-
-async def test_a_naive_dependency_tells_nobody(locks, sessions):
-    """With a ``yield`` dependency, the handler goes on without its lease, commits, and answers 201."""
-    app = FastAPI()
-    naive = Depends(naive_lock(locks, "x"))
-
-    @app.post("/items", status_code=201)
-    async def create(
-        lease: Annotated[AsyncLease, naive], _: Annotated[None, Depends(sessions.asynchronous)]
-    ) -> None:
-        lose(lease)
-
-    exchange = Exchange()
-    with pytest.raises(LeaseLost):
-        await exchange.served_by(app)
-    assert exchange.status == 201
-    assert sessions.outcomes == ["committed"]
 
 
 @pytest.mark.parametrize("asks", [True, False])
@@ -307,13 +268,6 @@ async def test_continue_turns_cancelling_off(app, sessions):
         assert lost(await client.post("/items"))
     assert ended == [True]
     assert sessions.outcomes == ["rolled back"]
-
-
-def test_another_word_is_refused():
-    """What to do about a loss is one of two words."""
-    with pytest.raises(ConfigurationError, match="'cancel' or 'continue'"):
-        lock("x", on_lost="ignore")  # type: ignore[arg-type]
-    assert lock("x") != lock("x", on_lost="continue")
 
 
 async def test_a_dependency_is_not_interrupted(app):
@@ -495,37 +449,3 @@ async def test_a_websocket_is_closed(app, locks, accepted):
     assert exchange.sent[-1] == close
     assert len(exchange.sent) == 1 + accepted
     assert await locks.try_acquire("x")
-
-
-async def test_a_websocket_that_looks_is_closed(app):
-    """A handler that finds out by itself ends its websocket in the same way, with denial or not."""
-
-    @app.websocket("/items")
-    async def talk(
-        socket: WebSocket,
-        lease: Annotated[AsyncLease, Depends(lock("x", on_lost="continue"))],
-    ) -> None:
-        await socket.accept()
-        lose(lease)
-        lease.check()
-
-    exchange = Exchange(kind="websocket", extensions={"websocket.http.response": {}})
-    exchange.says({"type": "websocket.connect"})
-    await exchange.served_by(app)
-    assert exchange.sent[-1] == {"type": "websocket.close", "code": 1013, "reason": "lease_lost"}
-
-
-async def test_a_lease_that_is_kept_interrupts_nobody(app, locks):
-    """A request that ends in time is not touched afterwards, nor is the next one of its task."""
-    tasks = []
-
-    @app.post("/items", dependencies=[Depends(one)])
-    async def create() -> str:
-        tasks.append(asyncio.current_task())
-        return "created"
-
-    async with client_of(app) as client:
-        answers = [await client.post("/items") for _ in range(3)]
-    await asyncio.sleep(0.2)
-    assert [answer.status_code for answer in answers] == [200] * 3
-    assert not any(task.cancelled() or task.cancelling() for task in tasks)

@@ -4,25 +4,16 @@ import dataclasses
 import json
 from typing import Annotated
 
-import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 
 from tests.support.http import client_of
-from weblock import AsyncLocks, LockTimeout
+from weblock import LockTimeout
 from weblock.contrib.fastapi import install, lock
 
 PROBLEM = {"$ref": "#/components/schemas/LockProblem"}
 KIND = "application/problem+json"
-
-
-@pytest.fixture
-def app(locks: AsyncLocks) -> FastAPI:
-    """An application with locks."""
-    app = FastAPI()
-    install(app, locks)
-    return app
 
 
 def responses(app: FastAPI, path: str, method: str = "post") -> dict:

@@ -13,10 +13,8 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException
 
 from tests.support.aio import eventually
-from weblock import AsyncLocks
 from weblock.contrib.fastapi import install, lock
 
-from .naive import naive_lock
 from .shop import BOUND, Shop
 from .wire import Exchange
 
@@ -124,42 +122,3 @@ async def test_a_commit_that_fails_is_not_reported_as_done(shop, locks, session,
     async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
         assert (await client.post("/items")).status_code == 500
     assert shop.events == ["release"]
-
-
-NAIVE_BREAKS_THE_BOUND = [
-    ("request", "request", "session first"),
-    ("function", "request", "lock first"),
-    ("function", "request", "session first"),
-    ("function", "function", "session first"),
-]
-NAIVE_WAITS_FOR_THE_CLIENT = [
-    ("request", "request", "lock first"),
-    ("request", "function", "lock first"),
-    ("request", "function", "session first"),
-]
-
-
-def naive_application(
-    shop: Shop, locks: AsyncLocks, lock_scope: str, session_scope: str, order: str
-) -> FastAPI:
-    """The same application with the dependency that releases by itself."""
-    one: Any = Depends(naive_lock(locks, "create_item"), scope=lock_scope)
-    return application(shop, one, session="async", scope=session_scope, order=order)
-
-
-@pytest.mark.parametrize(("lock_scope", "session_scope", "order"), NAIVE_BREAKS_THE_BOUND)
-async def test_a_naive_dependency_breaks_the_bound(shop, locks, lock_scope, session_scope, order):
-    """A ``yield`` dependency releases before the commit in these orders: too many items."""
-    shop.visitors = REQUESTS
-    await create_items(naive_application(shop, locks, lock_scope, session_scope, order))
-    assert shop.items > BOUND
-
-
-@pytest.mark.parametrize(("lock_scope", "session_scope", "order"), NAIVE_WAITS_FOR_THE_CLIENT)
-async def test_a_naive_dependency_waits_for_the_client(
-    shop, locks, lock_scope, session_scope, order
-):
-    """In the other orders, it keeps the lock until a slow client has drained its response."""
-    app = naive_application(shop, locks, lock_scope, session_scope, order)
-    await create_for_slow_client(app, shop)
-    assert shop.events.index("last byte") < shop.events.index("release")

@@ -8,14 +8,11 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request, Security, WebSocket
 from fastapi.security import SecurityScopes
 
-from tests.servers import Server
-from tests.support.aio import PATIENCE, until_waited_for
-from tests.support.events import Heard
+from tests.support.aio import until_waited_for
 from tests.support.http import client_of
 from weblock import AsyncLease, AsyncLocks, ConfigurationError, Locks
 from weblock.contrib.asgi import LockMiddleware, request_locks
 from weblock.contrib.fastapi import install, lock
-from weblock.events import FailedOpen
 
 from .wire import Exchange
 
@@ -31,14 +28,6 @@ def test_blocking_locks_are_refused(add: Callable[..., object]) -> None:
 
 
 Held = Annotated[AsyncLease, Depends(lock("x"))]
-
-
-@pytest.fixture
-def app(locks: AsyncLocks) -> FastAPI:
-    """An application with locks."""
-    app = FastAPI()
-    install(app, locks)
-    return app
 
 
 async def answer_while_held(app: FastAPI, locks: AsyncLocks, path: str) -> str:
@@ -188,51 +177,6 @@ class TestWithoutInstall:
         app.mount("/sub", sub)
         with pytest.raises(ConfigurationError, match=r"contrib\.fastapi\.install\(app"):
             await Exchange(path="/sub/items" if mounted else "/items").served_by(app)
-
-    async def test_so_does_the_first_websocket(self):
-        """A websocket raises the same."""
-        app = FastAPI()
-
-        @app.websocket("/items")
-        async def talk(socket: WebSocket, lease: Held) -> None:
-            pytest.fail("the handler ran")
-
-        exchange = Exchange(kind="websocket")
-        exchange.says({"type": "websocket.connect"})
-        with pytest.raises(ConfigurationError, match=r"contrib\.fastapi\.install\(app"):
-            await exchange.served_by(app)
-
-
-async def test_an_endpoint_may_run_without_a_lease_while_the_engine_is_down(tmp_path):
-    """``on_unavailable="open"``, asked for by name: not held, no fence, and ``check`` passes.
-
-    Without it, the same outage is a 503.
-    """
-    app = FastAPI()
-    with Server() as server:
-        url, heard = server.url(recovery="off", timeout=PATIENCE), Heard()
-        locks = install(app, url, wait=0)
-        locks.observe(heard.observer)
-
-        @app.post("/open")
-        async def let_run(
-            lease: Annotated[AsyncLease, Depends(lock("x", on_unavailable="open"))],
-        ) -> dict:
-            lease.check()
-            return {"held": lease.held, "fence": lease.fence, "key": lease.key}
-
-        @app.post("/closed", dependencies=[Depends(lock("x"))])
-        async def refuse() -> None: ...
-
-        async with client_of(app, raises=True) as client:
-            assert (await client.post("/open")).json()["held"] is True
-            server.kill()
-            answer = await client.post("/open")
-            assert answer.json() == {"held": False, "fence": 0, "key": "x"}
-            refused = await client.post("/closed")
-            assert (refused.status_code, refused.json()["code"]) == (503, "engine_unavailable")
-            assert len(heard.of(FailedOpen)) == 1
-        await locks.close()
 
 
 class Work:

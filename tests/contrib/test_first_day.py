@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from tests.support.http import client_of
 from weblock import AsyncLease, AsyncLocks, ConfigurationError, Lease, Locks
 from weblock.contrib import flask, wsgi
-from weblock.contrib.asgi import LockMiddleware, RequestLease, Rule
+from weblock.contrib.asgi import LockMiddleware, RequestLease
 from weblock.contrib.fastapi import LockDependency, guarded, install, lock
 from weblock.contrib.status import StatusPage
 
@@ -186,14 +186,6 @@ def test_a_model_may_have_a_lease():
 
     with Locks.from_url("memory://") as locks, locks.hold("x") as lease:
         assert Work(lease=lease).lease is lease
-
-
-def test_a_key_of_the_body_is_refused_with_its_remedy():
-    """A template knows the URL and the headers; a function knows the rest."""
-    with pytest.raises(ConfigurationError, match=r"\{body\.id\}.* a function that returns the key"):
-        lock("item:{body.id}")
-    with pytest.raises(ConfigurationError, match=r"\{body\.id\}.* a function that returns the key"):
-        Rule("/items", key="item:{body.id}")
 
 
 @pytest.mark.parametrize(

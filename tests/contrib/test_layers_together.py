@@ -21,7 +21,6 @@ from weblock.contrib.fastapi import install, lock
 from weblock.contrib.flask import WebLock
 from weblock.contrib.wsgi.request import request_locks
 
-from .gateway import Gateway
 from .wire import Exchange
 
 RULES = {"asgi": asgi.Rule("/orders", key="x"), "wsgi": wsgi.Rule("/orders", key="x")}
@@ -95,23 +94,6 @@ def test_a_view_never_waits_for_the_key_of_its_own_rule(url: str, rule_is_outsid
         web.init_app(app)
     answer = app.test_client().post("/orders")
     assert (answer.status_code, answer.json) == (200, ["served"])
-
-
-def test_a_view_locks_by_the_locks_of_its_application(url: str) -> None:
-    """The same for the locks that ``WebLock`` was given."""
-    app = Flask(__name__)
-    app.wsgi_app = wsgi.LockMiddleware(  # type: ignore[method-assign]
-        app.wsgi_app, url, [RULES["wsgi"]], namespace="rules"
-    )
-    web = WebLock(app, url, namespace="shop")
-
-    @app.post("/orders")
-    @web.lock("stock")
-    def order() -> dict[str, list[str]]:
-        return {namespace: _keys_of(url, namespace) for namespace in ("shop", "rules")}
-
-    answer = app.test_client().post("/orders")
-    assert answer.json == {"shop": ["stock"], "rules": ["x"]}
 
 
 def test_what_a_rule_holds_is_checked_with_what_the_application_holds(url: str) -> None:
@@ -284,36 +266,6 @@ async def test_a_layer_that_has_ended_hides_none_around_it(url: str) -> None:
     async with first, around, again:
         app = asgi.LockMiddleware(cascade, around, [RULES["asgi"]])
         await exchange.served_by(app)
-    assert len(fences) == 3
-    assert len({*fences}) == 1
-
-
-def test_a_layer_that_has_ended_hides_none_around_it_in_a_thread(url: str) -> None:
-    """The same for WSGI."""
-    first = Locks.from_url(url, namespace="first")
-    around, again = Locks.from_url(url), Locks.from_url(url)
-    fences = []
-
-    def answers(environ, start_response):  # type: ignore[no-untyped-def]
-        fences.append(request_locks(environ).acquire("x", wait=0).fence)
-        start_response("200 OK", [("Content-Type", "text/plain")])
-        return [b"served"]
-
-    def ask(app, environ):  # type: ignore[no-untyped-def]
-        body = app(environ, lambda *_said: lambda _part: None)
-        list(body)
-        getattr(body, "close", list)()
-
-    def cascade(environ, start_response):  # type: ignore[no-untyped-def]
-        ask(wsgi.LockMiddleware(lambda *_: [], first, [RULES["wsgi"]]), environ)
-        for locks in (around, again):
-            ask(wsgi.LockMiddleware(answers, locks, [RULES["wsgi"]]), environ)
-        return answers(environ, start_response)
-
-    with first, around, again:
-        gateway = Gateway(wsgi.LockMiddleware(cascade, around, [RULES["wsgi"]]), path="/orders")
-        gateway.serve()
-    assert gateway.status == 200
     assert len(fences) == 3
     assert len({*fences}) == 1
 

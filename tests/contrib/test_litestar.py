@@ -56,22 +56,6 @@ async def ask(app: Any, path: str = "/7/items", **more: Any) -> httpx.Response:
         return await client.post(path, **more)
 
 
-async def test_keys_come_from_all_parts_of_a_request(locks):
-    """The path, the query, a header, and a function of the connection."""
-
-    def of_state(connection: Connection) -> str:
-        return f"method:{connection.scope['method']}"
-
-    keys = ["item:{item}", "q:{query.q}", "h:{header.x-h}", of_state]
-
-    @post("/items/{item:int}", guards=[lock(*keys)])
-    async def handler(request: Request[Any, Any, Any]) -> list[str]:
-        return list(lease_of(request).keys)
-
-    found = await ask(application(locks, handler), "/items/07?q=1", headers={"X-H": "2"})
-    assert sorted(found.json()) == ["h:2", "item:7", "method:POST", "q:1"]
-
-
 async def test_guards_before_a_lock_run_before_it(locks):
     """A client that may not do what it asks for waits for nothing, whatever layer each guard is of."""
 
@@ -171,16 +155,6 @@ async def test_a_key_that_a_route_cannot_fill_in(locks):
 
     with pytest.raises(ConfigurationError, match=r"no path parameter 'item'.*'shop'"):
         await Exchange(path="/7/items").served_by(application(locks, handler))
-
-
-def test_an_async_key_function_is_refused():
-    """The error names what to do instead."""
-
-    async def key(_connection: Connection) -> str:
-        return "x"
-
-    with pytest.raises(ConfigurationError, match=r"request_locks\(\)\.acquire"):
-        lock(key)
 
 
 async def test_without_a_lock_or_without_locks(locks):

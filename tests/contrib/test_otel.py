@@ -217,8 +217,9 @@ def test_a_request_tells_what_became_of_its_lease(locks: Locks, sdk: Telemetry) 
 
 
 def test_a_wait_is_a_span_of_its_own(locks: Locks, sdk: Telemetry) -> None:
-    """A wait is a child of the request's span, as long as it took; one in vain is an error."""
-    lease = locks.acquire("a")
+    """A wait is a child of the request's span, and links to the holder's; one in vain is an error."""
+    with sdk.tracer.start_as_current_span("holder") as holder:
+        lease = locks.acquire("a", label=traced("web-1"))
 
     def request() -> None:
         with sdk.tracer.start_as_current_span("request"):
@@ -227,15 +228,17 @@ def test_a_wait_is_a_span_of_its_own(locks: Locks, sdk: Telemetry) -> None:
             locks.acquire("a", wait=60).release()
 
     waiting = in_thread(request)
-    eventually(lambda: len(sdk.spans.get_finished_spans()) == 1)
+    eventually(lambda: len(sdk.spans.get_finished_spans()) == 2)
     eventually(lambda: waiters(locks, "a") == 1)
     lease.release()
     waiting.join()
-    in_vain, in_turn, whole = sdk.spans.get_finished_spans()
+    _, in_vain, in_turn, whole = sdk.spans.get_finished_spans()
     assert (in_vain.name, in_turn.name, whole.name) == ("weblock wait", "weblock wait", "request")
     for span in (in_vain, in_turn):
         assert span.parent == whole.context
         assert (span.attributes or {})["weblock.key"] == "a"
+        (link,) = span.links
+        assert link.context.span_id == holder.get_span_context().span_id
     assert in_vain.end_time - in_vain.start_time >= 50_000_000  # type: ignore[operator]
     assert in_vain.status.status_code is trace.StatusCode.ERROR
     assert in_turn.status.status_code is trace.StatusCode.UNSET

@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import functools
-import threading
 
 import pytest
 from fastapi import Depends, FastAPI
@@ -42,19 +41,6 @@ async def test_a_def_handler_is_told_at_once(app, blocking):
     def handler():
         with pytest.raises(AlreadyHeld, match="request"):
             blocking.acquire("cart")
-        return "told"
-
-    async with client_of(app, raises=True) as client:
-        assert (await client.get("/")).json() == "told"
-
-
-async def test_an_async_handler_is_told_at_once(app, locks):
-    """Nor can its task, whichever task of the request acquired the key."""
-
-    @app.get("/")
-    async def handler():
-        with pytest.raises(AlreadyHeld):
-            await locks.acquire("cart")
         return "told"
 
     async with client_of(app, raises=True) as client:
@@ -118,25 +104,6 @@ async def test_child_tasks_of_one_handler_wait_for_one_another(app, locks):
     assert answer.json() == ["one in", "one out", "two in", "two out"]
 
 
-async def test_child_threads_of_one_handler_wait_for_one_another(app, blocking):
-    """So is what a thread acquires for itself."""
-    inside = []
-
-    def child():
-        with blocking.hold("stock"):
-            inside.append(threading.get_ident())
-            assert len(inside) == 1
-            inside.clear()
-
-    @app.get("/")
-    async def handler():
-        await asyncio.gather(*(asyncio.to_thread(child) for _ in range(4)))
-        return "done"
-
-    async with client_of(app, raises=True) as client:
-        assert (await client.get("/")).json() == "done"
-
-
 async def test_what_a_handler_acquired_is_not_refused_to_its_child(app, locks):
     """A handler's child may wait for what the handler holds by itself and is about to release."""
 
@@ -152,38 +119,6 @@ async def test_what_a_handler_acquired_is_not_refused_to_its_child(app, locks):
 
     async with client_of(app, raises=True) as client:
         assert (await client.get("/")).json() == "done"
-
-
-async def test_a_lock_beside_another_request_is_waited_for(app, locks):
-    """Two requests are two: the second waits for the first, though one task started both."""
-
-    @app.get("/")
-    async def handler():
-        return "done"
-
-    async with client_of(app, raises=True) as client:
-        answers = await asyncio.gather(*(client.get("/") for _ in range(5)))
-    assert [answer.json() for answer in answers] == ["done"] * 5
-
-
-async def test_a_task_that_outlives_the_request_may_acquire(app, locks):
-    """When the request has released, what it has left running may have the key."""
-    released = asyncio.Event()
-    started = []
-
-    async def later():
-        await released.wait()
-        async with locks.hold("cart"):
-            return "had it"
-
-    @app.get("/")
-    async def handler():
-        started.append(asyncio.create_task(later()))
-
-    async with client_of(app, raises=True) as client:
-        await client.get("/")
-    released.set()
-    assert await started[0] == "had it"
 
 
 async def test_a_handler_that_dropped_its_context_waits_at_most_its_wait(app, blocking):

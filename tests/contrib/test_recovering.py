@@ -89,20 +89,6 @@ async def test_a_quorum_that_recovers_says_so_on_both_faces(quorum: list[str]) -
         assert "started just now" in error.reason
 
 
-async def test_a_client_of_a_quorum_that_recovers_is_told(quorum: list[str]) -> None:
-    """FastAPI's adapter answers with 503 and the code of it."""
-    app = FastAPI()
-    install(app, AsyncLocks.from_url(quorum))
-
-    @app.post("/items", dependencies=[Depends(lock("x", wait=0))])
-    async def create() -> None:
-        raise AssertionError("it was granted")
-
-    answer = await posted(app)
-    assert (answer.status_code, answer.json()["code"]) == (503, "engine_recovering")
-    assert 1 <= int(answer.headers["retry-after"]) <= 60
-
-
 async def test_the_recovery_begins_when_the_application_starts(caplog) -> None:
     """Not with the first request, on a server that was emptied long ago; until then nothing connects."""
     with Server() as server, Locks.from_url(server.url(recovery=600)) as locks:

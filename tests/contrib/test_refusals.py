@@ -1,17 +1,25 @@
 """What a request that was refused its lock is told, by rules and under FastAPI alike."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fastapi import Depends, FastAPI
 from fastapi.requests import HTTPConnection
+from flask import Flask
 
-from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost
+from tests.support.busy import busy
+from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, Locks
 from weblock.contrib.asgi import LockMiddleware, Rule, request_locks
 from weblock.contrib.fastapi import install, lock
+from weblock.contrib.flask import WebLock
+from weblock.contrib.wsgi import LockMiddleware as WsgiLockMiddleware
 
+from .gateway import Gateway, plain
 from .wire import Exchange
+
+RULES = [Rule("/items", key="x", wait=0)]
 
 
 async def answer(scope, receive, send):
@@ -46,17 +54,50 @@ async def nothing() -> None:
     """Work that is none."""
 
 
+def in_other_words(problem, error):
+    """The problem with another status, another header, and the key."""
+    headers = {**problem.headers, "X-Busy": "yes"}
+    return replace(problem, status=423, headers=headers, more={"key": error.key})
+
+
+def by_wsgi(url):
+    """An application behind rules of WSGI."""
+    return WsgiLockMiddleware(plain, url, RULES, rewrite=in_other_words)
+
+
+def by_flask(url):
+    """An application of Flask, whose settings have the function."""
+    app = Flask(__name__)
+    app.config["WEBLOCK_REWRITE"] = in_other_words
+    app.post("/items")(WebLock(app, url).lock("x", wait=0)(lambda: "done"))
+    return app
+
+
+def is_reworded(response):
+    """Whether a response is the problem of ``in_other_words``, with what is told of each."""
+    assert int(response.headers["retry-after"]) >= 1
+    found = response.status, response.headers["x-busy"], response.problem["key"]
+    return found == (423, "yes", "x")
+
+
+async def test_a_rule_tells_its_problem_in_other_words(locks):
+    """``rewrite`` changes status, headers and body, and knows the error that it comes of."""
+    exchange = Exchange()
+    async with locks.hold("x"):
+        await exchange.served_by(LockMiddleware(answer, locks, RULES, rewrite=in_other_words))
+    assert is_reworded(exchange)
+
+
+@pytest.mark.parametrize("make", [by_wsgi, by_flask])
+def test_a_thread_tells_its_problem_in_other_words(url, make):
+    """The same for WSGI and Flask."""
+    with Locks.from_url(url) as others, busy(others, "x", "another"):
+        assert is_reworded(Gateway(make(url)).serve())
+
+
 @pytest.mark.parametrize("make", [ruled, depending])
 class TestServerTiming:
     """``Server-Timing`` says how long the request has waited, whatever the answer is."""
-
-    async def test_of_a_busy_key(self, locks, make):
-        """A 409."""
-        exchange = Exchange()
-        async with locks.hold("x"):
-            await exchange.served_by(make(locks, nothing))
-        assert exchange.status == 409
-        assert exchange.headers["server-timing"].startswith("lock;dur=")
 
     async def test_of_an_engine_that_is_down(self, locks, make, monkeypatch):
         """A 503."""

@@ -11,7 +11,7 @@ from fastapi import Depends, FastAPI, HTTPException
 
 from tests.support.aio import until_waited_for
 from tests.support.http import client_of
-from weblock import ConfigurationError, Locks
+from weblock import ConfigurationError
 from weblock.contrib import wsgi
 from weblock.contrib.fastapi import install, lock, request_locks
 
@@ -137,28 +137,6 @@ def test_outside_a_request_there_are_no_request_locks(find):
     """Code that serves no request gets an error that names the alternative."""
     with pytest.raises(ConfigurationError, match=r"Outside a request, use locks\.hold"):
         find()
-
-
-def test_a_wsgi_application_needs_no_environ(url):
-    """A service function of a WSGI application locks until the response has been made."""
-    seen = []
-
-    def application(environ, start_response):
-        seen.append(wsgi.request_locks().acquire("stock").held)
-        seen.append(locks.try_acquire("stock", label="another") is None)
-        start_response("200 OK", [])
-        return [b"done"]
-
-    with Locks.from_url(url) as locks:
-        layer = wsgi.RequestLayer(application, locks)
-        thread = threading.Thread(target=lambda: [*layer({**ENVIRON}, lambda *_: None)])
-        thread.start()
-        thread.join()
-        assert seen == [True, True]
-        assert locks.try_acquire("stock")
-
-
-ENVIRON = {"REQUEST_METHOD": "POST", "PATH_INFO": "/", "SCRIPT_NAME": ""}
 
 
 async def test_a_task_with_its_own_context_outlives_the_request(app, locks):

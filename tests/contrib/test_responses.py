@@ -6,7 +6,7 @@ import threading
 from typing import Annotated
 
 import pytest
-from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException
+from fastapi import BackgroundTasks, Depends, FastAPI
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, StreamingResponse
 from starlette.background import BackgroundTask
 
@@ -79,24 +79,6 @@ async def test_background_work_is_not_waited_for(locks, tmp_path, kind, way):
     assert await locks.try_acquire("x")
 
 
-async def test_a_background_task_that_fails_leaves_the_key_free(locks):
-    """What was answered before stays; the error is the server's to log; the key is released."""
-    app = locked(locks)
-
-    def fail():
-        raise ZeroDivisionError
-
-    @app.post("/items")
-    async def create(tasks: BackgroundTasks):
-        tasks.add_task(fail)
-
-    exchange = Exchange()
-    with pytest.raises(ZeroDivisionError):
-        await exchange.served_by(app)
-    assert exchange.status == 200
-    assert await locks.try_acquire("x")
-
-
 @pytest.mark.parametrize(
     ("make", "status"),
     [
@@ -142,21 +124,6 @@ async def test_a_stream_that_fails_is_a_500_while_none_of_it_was_sent(locks):
     assert exchange.status == 500
     assert b"begin" not in exchange.body
     assert await locks.try_acquire("x")
-
-
-async def test_an_error_response_is_held_back_too(locks, shop):
-    """An answer that is an error comes after the release, and carries its own words."""
-    app = locked(locks)
-
-    @app.post("/items")
-    def create():
-        raise HTTPException(422, "there are enough")
-
-    exchange = Exchange(events=shop.events)
-    await exchange.served_by(app)
-    assert exchange.status == 422
-    assert b"there are enough" in exchange.body
-    assert shop.events == ["release", "last byte"]
 
 
 async def test_a_request_without_a_lock_is_passed_on_message_by_message(locks):

@@ -38,7 +38,6 @@ from sqlalchemy.orm import (
     sessionmaker,
 )
 
-from tests.servers import Postgres
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, ConfigurationError, Locks, LockTimeout
 from weblock.contrib.asgi import RequestLayer
@@ -73,13 +72,6 @@ ACCOUNT = select(Account).where(Account.id == 7)
 ISOLATION = pytest.mark.parametrize(
     "isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 )
-
-
-@pytest.fixture(scope="module")
-def server():
-    """A PostgreSQL."""
-    with Postgres() as server:
-        yield server
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import re
 import tomllib
 
 import pytest
-from starlette.routing import compile_path
 
 from tests.support.regex_steps import StepCounter
 from weblock import ConfigurationError, InvalidKey
@@ -68,21 +67,6 @@ class TestMatching:
     def test_a_path_is_locked_or_refused_or_left_alone(self, path, keys):
         """A rule locks its path. Another spelling that a router may take for it is refused."""
         assert locked(ITEMS, "POST", path) == keys
-
-    @pytest.mark.parametrize("path", ["/items", "/items\n", "/items-archive"])
-    def test_naive_matching_is_wrong(self, path):
-        """``re.match`` locks too much, ``fullmatch`` and ``==`` too little: Starlette routes the newline."""
-        right = compile_path("/items")[0].match(path) is not None
-        naive = [re.match("/items", path), re.fullmatch("/items", path), path == "/items"]
-        wrong = [bool(each) != right for each in naive]
-        assert (
-            wrong
-            == {
-                "/items": [False, False, False],
-                "/items\n": [False, True, True],
-                "/items-archive": [True, False, False],
-            }[path]
-        )
 
     @pytest.mark.parametrize(
         ("path", "root_path", "keys"),
@@ -461,11 +445,6 @@ class TestOtherSpellings:
         """Another route may be beside: what no framework reads as an integer is not refused."""
         assert locked(SHOP, "POST", f"/shops/a/items/{value}") is None
 
-    def test_equal_values_are_one_key(self):
-        """Spellings that Starlette's router takes itself are the value's."""
-        for spelling in (UUID, UUID.upper(), UUID.replace("-", "")):
-            assert locked([Rule("/u/{u:uuid}", key="{u}")], "POST", f"/u/{spelling}") == [UUID]
-
     def test_text_is_kept_as_it_is(self):
         """A text placeholder takes digits of every script, ``%`` and ``;``, and dots and slashes in a path."""
         assert locked([Rule("/{x}", key="{x}")], "POST", "/\u0667;v=%2F") == ["\u0667%3Bv%3D%252F"]
@@ -568,8 +547,3 @@ def test_long_paths_match_as_short_ones_do():
                 assert path.match(spelling) == (found and found.groupdict())
                 wide = path.wide.fullmatch(spelling)
                 assert not wide or path._has_literals_of(spelling)
-
-
-def test_a_naive_regular_expression_takes_the_square_of_the_length():
-    """What Starlette itself makes of such a template: here it is seen to be slow."""
-    assert steepest_growth(re.compile("^/(?P<a>[^/]+)-(?P<b>[^/]+).json$"), 50) > 14

@@ -8,7 +8,6 @@ from litestar import Litestar, Request, route
 
 from weblock import InvalidKey
 from weblock.contrib.kit.rules import Rule, RuleSet
-from weblock.errors import StrangePath
 
 from .wire import Exchange
 
@@ -121,39 +120,3 @@ async def test_no_spelling_passes_by_a_rule(app, reached, seed):
             common &= own
             assert common, (path, root_path, name, value)
     assert len(shared) > 25  # Else the spellings have led nowhere.
-
-
-@pytest.mark.parametrize(
-    ("path", "root_path"),
-    [
-        ("items/7", ""),
-        ("//items//7", ""),
-        ("/items/7/", ""),
-        ("/items/0_7", ""),
-        ("/items/\n7", ""),
-        ("/api/items/7", "/api"),
-        ("/else/api/items/7", "/api"),
-        ("/apiitems/7", "/api"),
-    ],
-)
-def test_a_rule_knows_what_litestar_reads(path, root_path):
-    """Spellings that passed by a rule once, such as a target without a slash, are locked or refused."""
-    rules = RuleSet([Rule("/items/{item_id:int}", key="item:{item_id}")])
-    try:
-        found = rules.find("POST", path, root_path=root_path)
-    except StrangePath:
-        return
-    assert found
-    assert found.keys(query="", headers=lambda name: []) == ("item:7",)
-
-
-def test_one_file_is_one_key_however_many_slashes():
-    """Litestar takes several slashes in a path for one, and so the key that both spellings share."""
-    rules = RuleSet([Rule("/files/{name:path}", key="{name}")])
-    keys = [
-        set(found.keys(query="", headers=lambda name: []))
-        for path in ("/files/a/b", "/files/a//b", "/files//a/b", "/files/a/b/", "/files/a/b//")
-        if (found := rules.find("POST", path))
-    ]
-    assert set.intersection(*keys) == {"a%2Fb"}
-    assert keys[0] == {"a%2Fb"}

@@ -159,13 +159,6 @@ def test_a_strange_path_is_refused(path_info):
     assert find(RuleSet([Rule("/items", key="x", methods=["PUT"])]), environ, "") is None
 
 
-def test_a_rule_is_about_the_path_below_the_mount():
-    """It is relative to the application that it wraps, and does not name the mount."""
-    environ = environ_of(SCRIPT_NAME="/api", PATH_INFO="/items")
-    assert find(RuleSet([Rule("/items", key="x")]), environ, "")
-    assert find(RuleSet([Rule("/api/items", key="x")]), environ, "") is None
-
-
 @pytest.mark.parametrize(
     "path", ["/items;v=1", "/items%2F", "/items-archive", "/", "/ite", "/cafe\u0301"]
 )

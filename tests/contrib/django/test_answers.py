@@ -113,20 +113,6 @@ async def test_answers_are_rewritten(
 
 
 @both
-async def test_refusals_tell_how_long_they_have_waited(
-    bare: None, serve: Any, settings: Any
-) -> None:
-    """A 409 and a 503 carry ``Server-Timing``, as other responses do."""
-    serve(items=items)
-    found = await responses()
-    settings.WEBLOCK = {"default": {"URL": f"redis://127.0.0.1:{free_port()}", "WAIT": 0}}
-    found += [fetch("/items"), await AsyncClient().post("/items")]
-    assert [response.status_code for response in found] == [409, 409, 503, 503]
-    for response in found:
-        assert response["Server-Timing"].startswith("lock;dur=")
-
-
-@both
 async def test_an_outage_is_explained_to_its_developer(
     bare: None, serve: Any, settings: Any
 ) -> None:

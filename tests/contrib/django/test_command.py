@@ -48,27 +48,6 @@ def run(*arguments: str) -> str:
     return output.getvalue()
 
 
-def test_list_is_a_table() -> None:
-    """Keys stand in a table with their holders, fences and queues, in the order of their names."""
-    default = locks["default"]
-    with (
-        busy(default, "item:2", "web-2"),
-        busy(default, "item:1", "web-1 POST /items", "web-3", "web-4"),
-        busy(default, "order", "web-5"),
-    ):
-        header, first, second = run("list", "item:").splitlines()
-    assert header.split() == ["KEY", "HOLDER", "FENCE", "HELD", "LEFT", "WAITING"]
-    assert first.startswith("item:1  web-1 POST /items  ")
-    assert first.endswith("  2")
-    assert second.startswith("item:2  web-2             ")
-    assert first.index(" s ") == second.index(" s ")
-
-
-def test_nothing_to_list_is_said() -> None:
-    """Where no key is in use, that is said, instead of an empty table."""
-    assert run("list") == "No key is held or waited for.\n"
-
-
 def test_it_serves_in_an_emergency(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """A project in which the checks find errors can still be looked into."""
     settings.ROOT_URLCONF = (path("items", lock(run)),)  # type: ignore[arg-type] # It has no key.
@@ -76,19 +55,6 @@ def test_it_serves_in_an_emergency(settings: Any, capsys: pytest.CaptureFixture[
         call_command("check")
     Command().run_from_argv(["manage.py", "weblock", "list"])
     assert capsys.readouterr().out == "No key is held or waited for.\n"
-
-
-def test_show_has_the_queue_in_order() -> None:
-    """One key is shown with its fence, and those who wait in the order of their turn."""
-    default = locks["default"]
-    with busy(default, "item:1", "web-1", "web-3", "web-2"):
-        output = run("show", "item:1")
-        info = default.inspect("item:1")
-    assert info
-    assert f"fence:   {info.fence}\n" in output
-    assert "1. web-3\n" in output
-    assert "2. web-2\n" in output
-    assert run("show", "item:1") == "item:1 is free.\n"
 
 
 def test_programs_read_json() -> None:
@@ -154,12 +120,6 @@ def test_nothing_is_released_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
         assert info.holder == "web-1"
 
 
-def test_a_free_key_cannot_be_released() -> None:
-    """To release what nobody holds fails, and says so."""
-    with pytest.raises(CommandError, match="nobody holds item:1"):
-        run("release", "item:1", "--force")
-
-
 def test_an_engine_that_is_down_is_named() -> None:
     """An engine that does not answer is an error of one line, without the password."""
     with (
@@ -168,14 +128,6 @@ def test_an_engine_that_is_down_is_named() -> None:
     ):
         run("list")
     assert "s3cret" not in str(caught.value)
-
-
-def test_labels_move_no_cursor() -> None:
-    """A label, which has a path that anybody may ask for, reaches the terminal without control."""
-    with busy(locks["default"], "item:1", "web-1 GET /\x1b[2J"):
-        output = run("list")
-    assert "\x1b" not in output
-    assert "GET /\\x1b[2J" in output
 
 
 @pytest.mark.parametrize(

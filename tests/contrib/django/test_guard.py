@@ -23,7 +23,6 @@ from psycopg import IsolationLevel
 from weblock import ConfigurationError
 from weblock.contrib.django import lock, locks
 from weblock.contrib.django.checks import check_guard, check_settings
-from weblock.contrib.django.database import Guard
 from weblock.contrib.django.models import Fence
 from weblock.contrib.kit.guarding import TABLE, sql
 
@@ -243,22 +242,6 @@ def test_every_way_to_commit_is_checked(way: Any, using: str, serve: Any, guard:
     assert story.items.count() == 1
 
 
-async def test_async_views_are_checked(serve: Any, guard: Any) -> None:
-    """Under ASGI too, where a thread works for the view."""
-    story = Story()
-
-    async def create(request: HttpRequest) -> HttpResponse:
-        return await sync_to_async(in_own_transaction(story))(request)
-
-    serve(items=lock("create_item")(create))
-    guard()
-    response = await AsyncClient(raise_request_exception=False).post("/items")
-    await sync_to_async(connections.close_all)()
-    assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
-    assert await sync_to_async(story.items.count)() == 1
-    await sync_to_async(connections.close_all)()
-
-
 @pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "decorator alone"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_serialization_error_of_a_stale_holder_is_503(  # noqa: PLR0917 - fixtures
@@ -285,32 +268,6 @@ def test_a_serialization_error_of_a_stale_holder_is_503(  # noqa: PLR0917 - fixt
     guard()
     response = fetch("/items")
     assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
-
-
-def test_a_holder_that_comes_too_late_does_not_begin(
-    serve: Any, guard: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that sleeps before it writes its fence, while another takes over, is refused there."""
-    ran: list[int] = []
-    write = Guard.write
-
-    def sleep_and_write(self: Guard) -> None:
-        story.sleep()
-        write(self)
-
-    @lock("create_item")
-    def view(request: HttpRequest) -> HttpResponse:
-        with transaction.atomic():
-            ran.append(Item.objects.count())
-            Item.objects.create()
-        return HttpResponse(status=201)
-
-    story = Story()
-    monkeypatch.setattr(Guard, "write", sleep_and_write)
-    serve(items=view)
-    guard()
-    assert fetch("/items").status_code == 503
-    assert ran == [0]  # The other's.
 
 
 def test_nobody_else_is_disturbed(serve: Any, guard: Any, database: Any) -> None:
@@ -374,33 +331,6 @@ def test_a_read_only_transaction_is_left_alone(serve: Any, guard: Any) -> None:
     guard()
     assert fetch("/items").status_code == 200
     assert hooks == ["done"]
-
-
-@isolated
-def test_where_the_leases_are_in_the_database_the_fence_is_checked(
-    isolation: IsolationLevel, database: Any, serve: Any, settings: Any, url: str
-) -> None:
-    """With ``django://default`` leases and fences are in one database, in two tables."""
-    database(ATOMIC_REQUESTS=True, OPTIONS={"isolation_level": isolation})
-    there = "django://default?recovery=off&create=true&table=guarded_lease"
-    settings.WEBLOCK = {
-        "default": {"URL": there, "WAIT": 0, "GUARD": "database", "GUARD_DATABASES": ["default"]}
-    }
-    story = Story()
-    serve(items=lock("create_item")(story.create))
-    try:
-        response = fetch("/items")
-        assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
-        assert story.items.count() == 1
-        story.items.all().delete()
-        sent = statements("default", lambda: fetch("/items"))
-    finally:
-        locks.close_where(lambda engine: engine.startswith("postgresql"))
-        with connection.cursor() as cursor:
-            cursor.execute("DROP TABLE guarded_lease")
-    assert [sql for sql in sent if TABLE in sql] == [sent[0], sent[-2]]
-    assert sent[-2].endswith("FOR UPDATE")
-    assert sent[-1] == "COMMIT"
 
 
 def insert(cursor: Any) -> None:
@@ -569,24 +499,6 @@ def test_rows_that_nobody_uses_are_deleted(
     assert [fence.lock_key for fence in Fence.objects.all()] == ["default:create_item"]
 
 
-def test_a_row_that_is_gone_commits_nothing(serve: Any, guard: Any) -> None:
-    """A request that lasts so long that others delete its row cannot know whether it was followed."""
-
-    @lock("create_item")
-    def view(request: HttpRequest) -> HttpResponse:
-        with transaction.atomic():
-            Item.objects.create()
-        elsewhere(lambda: Fence.objects.all().delete())
-        with transaction.atomic():
-            Item.objects.create()
-        return HttpResponse(status=201)
-
-    serve(items=view)
-    guard()
-    assert fetch("/items").status_code == 503
-    assert Item.objects.count() == 1
-
-
 def test_only_the_named_databases_are_asked(serve: Any, guard: Any) -> None:
     """GUARD_DATABASES leaves the others as they are."""
 
@@ -662,13 +574,6 @@ def outcomes(vendor: str, where: str) -> list[str]:
     ran = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()
-
-
-def test_sqlite_refuses_too(tmp_path: Path) -> None:
-    """On SQLite a holder that has read in a transaction keeps others out; one that has not is refused."""
-    atomic, steps = outcomes("sqlite3", str(tmp_path / "db"))
-    assert atomic == "atomic: 201 [409] stale 0"
-    assert steps == "steps: 503 [201] stale 0"
 
 
 @pytest.mark.skipif(

@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from weblock import ConfigurationError
 from weblock.contrib.django import lock
-from weblock.contrib.django.checks import check_guard, check_guarded_locks, check_settings
+from weblock.contrib.django.checks import check_guard, check_guarded_locks
 from weblock.contrib.kit.guarding import TABLE
 
 from .project.shop.models import Item
@@ -210,14 +210,6 @@ def test_a_lock_that_several_hold_cannot_be_guarded(by: str, serve: Any, alias: 
     assert messages(**({} if of_alias else {"guard": "lease"})) == []
 
 
-def test_two_engines_must_not_share_rows(serve: Any, settings: Any) -> None:
-    """Also where one of the aliases guards by one of its locks alone."""
-    serve(items=lock("create_item", guard="database")(Story().create))
-    one, two = {"URL": "memory://one"}, {"URL": "memory://two", "GUARD": "database"}
-    settings.WEBLOCK = {"default": one, "b": two}
-    assert "weblock.E007" in [each.id for each in check_settings()]
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -256,15 +248,6 @@ def by_rule(rule: Any) -> None:
     from weblock.contrib.django.view_lock import Rules
 
     Rules([rule], alias="default")
-
-
-def test_a_lock_says_its_guard() -> None:
-    """Errors and ``explain`` show it, and locks with different guards are different."""
-    from weblock.contrib.django.view_lock import ViewLock
-
-    guarded = ViewLock.of(["x"], {}, "database")
-    assert repr(guarded) == "lock('x', guard='database')"
-    assert guarded != ViewLock.of(["x"], {})
 
 
 def test_the_settings_of_a_guard_serve_single_locks(serve: Any, alias: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from django.views import View
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from tests.servers import Server
 from tests.servers.ports import free_port
 from tests.support.waiting import PATIENCE
 from weblock import ConfigurationError, Observer, observe
@@ -108,14 +106,6 @@ async def test_a_key_function_that_makes_no_key_is_named(made: Any, serve: Any) 
         assert f"of_cart returned {made!r}: a key is a string" in str(response.exc_info[1])
 
 
-@pytest.mark.parametrize("query", ["", "?color=", "?color=red&color=blue", "?color=" + 600 * "x"])
-def test_a_key_that_the_request_does_not_give_is_its_mistake(query: str, serve: Any) -> None:
-    """A query without what the key is made of is a bad request."""
-    serve(items=lock("{query.color}")(keys_of))
-    response = fetch(f"/items{query}")
-    assert (response.status_code, response.json()["code"]) == (400, "invalid_key")
-
-
 @pytest.mark.parametrize(
     ("keys", "options", "error"),
     [
@@ -176,13 +166,6 @@ def test_options_go_before_settings(serve: Any, settings: Any, url: str) -> None
     assert holder.endswith(" POST /items")
 
 
-def test_a_queue_that_is_full_is_a_conflict_at_once(serve: Any) -> None:
-    """With max_waiters, who comes too late is not let into the queue."""
-    serve(items=lock("items", max_waiters=0)(keys_of))
-    with locks["default"].hold("items"):
-        assert fetch_in_thread("/items").json()["code"] == "lock_timeout"
-
-
 def busy(request: HttpRequest, error: Exception) -> HttpResponse:
     """An answer of the project's own."""
     return HttpResponse(f"{request.path}: {error}", status=429)
@@ -219,33 +202,6 @@ def dead() -> dict[str, Any]:
     return {"URL": f"redis://127.0.0.1:{free_port()}", "WAIT": 0}
 
 
-@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
-async def test_an_engine_that_is_down_is_said(
-    middleware: bool, serve: Any, dead: Any, settings: Any
-) -> None:
-    """The view does not run, and the client is told when to come again."""
-    settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
-    serve(items=lock("items")(keys_of))
-    settings.WEBLOCK = {"default": dead}
-    for response in (fetch_in_thread("/items"), await AsyncClient().post("/items")):
-        assert (response.status_code, response.json()["code"]) == (503, "engine_unavailable")
-        assert response["Retry-After"]
-
-
-@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
-async def test_a_quorum_that_recovers_is_said(middleware: bool, serve: Any, settings: Any) -> None:
-    """Servers that have just been started may have forgotten leases: the client is told so."""
-    settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
-    serve(items=lock("items")(keys_of))
-    with ExitStack() as stack:
-        urls = [stack.enter_context(Server()).url(recovery=3600) for _ in range(3)]
-        settings.WEBLOCK = {"default": {"URL": urls, "WAIT": 0}}
-        for response in (fetch_in_thread("/items"), await AsyncClient().post("/items")):
-            assert (response.status_code, response.json()["code"]) == (503, "engine_recovering")
-            assert 1 <= int(response["Retry-After"]) <= 60
-        settings.WEBLOCK = {"default": {"URL": "memory://"}}
-
-
 @pytest.mark.parametrize("where", ["decorator", "settings"])
 @pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
 async def test_an_engine_that_is_down_lets_pass_where_it_may(
@@ -277,20 +233,6 @@ def test_the_wait_is_told(serve: Any) -> None:
     timings = fetch("/items")["Server-Timing"].split(", ")
     assert timings[0] == "db;dur=1"
     assert timings[1].startswith("lock;dur=")
-
-
-def test_locks_may_be_stacked(serve: Any) -> None:
-    """Decorators of different locks add up, and the same lock twice is one lease."""
-
-    @lock("a")
-    @lock("b")
-    @lock("a")
-    def view(request: HttpRequest) -> HttpResponse:
-        free = [key for key in "abc" if locks["default"].try_acquire(key)]
-        return HttpResponse(" ".join(free))
-
-    serve(items=view)
-    assert fetch("/items").content == b"c"
 
 
 @pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
@@ -366,18 +308,6 @@ def test_a_lock_of_the_view_s_own_is_answered_too(serve: Any) -> None:
         assert fetch("/items").json()["code"] == "lock_timeout"
 
 
-def test_holding_one_s_own_key_is_found_out(serve: Any) -> None:
-    """A view that waits for what its request holds would wait for ever: it is told at once."""
-
-    def view(request: HttpRequest) -> HttpResponse:
-        with locks["default"].hold("items", wait=None):
-            return HttpResponse()
-
-    serve(items=lock("items")(view))
-    response = fetch("/items")
-    assert "is already held by the request" in str(response.exc_info[1])
-
-
 async def test_holding_one_s_own_key_is_found_out_in_asgi(serve: Any) -> None:
     """Also where the middleware is a task, and the view a thread."""
 
@@ -425,19 +355,6 @@ def test_a_stream_is_sent_outside_the_lock(serve: Any) -> None:
     assert locks["default"].try_acquire("items")
     assert b"".join(response.streaming_content) == b"line"
     assert held == [False]
-
-
-def test_the_lease_of_a_view_is_extended_in_its_own_world(serve: Any) -> None:
-    """A view extends its lease, and sees its fence, by plain calls in a thread."""
-
-    @lock("items", ttl=20)
-    def view(request: Any) -> HttpResponse:
-        request.weblock.extend(60)
-        assert request.weblock.fence > 0
-        return HttpResponse(str(request.weblock.remaining() > 50))
-
-    serve(items=view)
-    assert fetch("/items").content == b"True"
 
 
 async def test_the_lease_of_a_view_is_extended_across_worlds(serve: Any) -> None:

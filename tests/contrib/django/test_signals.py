@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,13 +12,12 @@ from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 
-from tests.support.busy import busy
-from tests.support.waiting import PATIENCE, eventually
-from weblock import AsyncLocks, LeaseLost, Locks, LockTimeout
+from tests.support.waiting import eventually
+from weblock import AsyncLocks, Locks
 from weblock.contrib.django import async_locks, lock, locks, signals
 from weblock.contrib.django.signals import SIGNALS
 from weblock.errors import ConfigurationError
-from weblock.events import Acquired, Event, Lost, Released, TimedOut
+from weblock.events import Acquired, Event, Released
 
 Told = list[tuple[Any, str, Event]]
 
@@ -93,31 +91,6 @@ def test_a_request_is_told(told: Told, serve: Any) -> None:
     assert {(event.key, event.template) for event in events} == {("item:7", "item:{pk}")}
 
 
-def test_a_timeout_is_told(told: Told) -> None:
-    """A caller that waited in vain is told of."""
-    with busy(locks["default"], "item:1", "web-1"):
-        until_told(told, Acquired)
-        with pytest.raises(LockTimeout):
-            locks["default"].acquire("item:1", wait=0)
-        _, timeout = until_told(told, Acquired, TimedOut)
-    assert (timeout.key, timeout.wait) == ("item:1", 0)
-
-
-def test_a_loss_is_told_once(told: Told) -> None:
-    """A lease that was taken away is told of as lost, and not as released."""
-    lease = locks["default"].acquire("item:1")
-    locks["default"].force_release("item:1", by="an operator")
-    with pytest.raises(LeaseLost):
-        lease.extend(1)
-    eventually(lambda: Lost in kinds(told))
-    with pytest.raises(LeaseLost):
-        lease.release()
-    lost = next(event for _, _, event in told if isinstance(event, Lost))
-    assert (lost.fence, lost.reason) == (lease.fence, "taken")
-    assert kinds(told).count(Lost) == 1
-    assert Released not in kinds(told)
-
-
 def test_a_receiver_that_fails_changes_nothing(
     told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,26 +101,6 @@ def test_a_receiver_that_fails_changes_nothing(
         assert locks["default"].inspect("item:1") is None
         until_told(told, Acquired, Released)
         eventually(lambda: caplog.text.count("(the printer is on fire)") == 2)
-
-
-def test_a_receiver_that_hangs_holds_up_nobody(told: Told) -> None:
-    """Locks are acquired and released while a receiver does not return."""
-    hangs, goes_on = threading.Event(), threading.Event()
-
-    def hang(**_facts: Any) -> None:
-        hangs.set()
-        goes_on.wait(PATIENCE)
-
-    signals.acquired.connect(hang)
-    try:
-        for _ in range(3):
-            locks["default"].acquire("item:1", wait=0).release()
-        assert hangs.wait(PATIENCE)
-        assert locks["default"].inspect("item:1") is None
-    finally:
-        goes_on.set()
-        signals.acquired.disconnect(hang)
-    eventually(lambda: kinds(told).count(Released) == 3)
 
 
 def note(event: Event) -> None:

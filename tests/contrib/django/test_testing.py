@@ -22,6 +22,7 @@ from django.test import (
 from django.views import View
 from pytest_django.live_server_helper import LiveServer
 
+from tests.support.waiting import PATIENCE
 from weblock import ConfigurationError
 from weblock.contrib.django import lock, locks
 from weblock.contrib.django.testing import (
@@ -31,7 +32,6 @@ from weblock.contrib.django.testing import (
     views,
 )
 
-from .naive import naive_lock
 from .project.shop.models import Item
 from .requests import urls
 
@@ -95,7 +95,12 @@ def test_an_unlocked_view_fails(serve: Any) -> None:
 def test_a_release_before_commit_fails(serve: Any, database: Any) -> None:
     """What releases when the view returns, and so before the COMMIT, is found out."""
     database(ATOMIC_REQUESTS=True)
-    serve(items=naive_lock("create_item")(create))
+
+    def too_early(request: HttpRequest) -> HttpResponse:
+        with locks["default"].hold("create_item", wait=PATIENCE):
+            return create(request)
+
+    serve(items=too_early)
     with pytest.raises(AssertionError, match="not serialized"):
         assert_serialized(post, pause=10)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,11 +27,9 @@ from rest_framework.decorators import api_view
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from tests.support.waiting import PATIENCE
 from weblock import LeaseLost
 from weblock.contrib.django import lock, locks, request_locks
 
-from .naive import naive_lock, naive_lock_until_commit
 from .project.shop.models import Item
 from .requests import Crowd, at_once, fetch
 
@@ -76,22 +73,14 @@ class Shop:
         self.items.create()
         return HttpResponse(status=201)
 
-    def slowly(
-        self,
-        view: Callable[..., Any],
-        *,
-        together: Callable[[float], object] | None = None,
-        **lingers: float,
-    ) -> Callable[..., Any]:
+    def slowly(self, view: Callable[..., Any]) -> Callable[..., Any]:
         """What other decorators do: they read before the view, and take their time after it."""
 
         @functools.wraps(view)
         def serve(request: HttpRequest) -> HttpResponse:
             self.items.exists()
-            if together:
-                together(PATIENCE)
             response = view(request)
-            self.crowd.linger(**lingers)
+            self.crowd.linger()
             return response
 
         return serve
@@ -99,10 +88,6 @@ class Shop:
     def overrun(self) -> list[int]:
         """The statuses of a crowd's requests."""
         return sorted(at_once(CROWD, lambda: fetch("/items").status_code))
-
-    def breaks(self) -> bool:
-        """Whether more get in than there is room for, or some fail."""
-        return 500 in self.overrun() or self.items.count() > BOUND
 
 
 @isolated
@@ -118,20 +103,6 @@ def test_requests_in_a_transaction_never_overlap(
     assert shop.items.count() == BOUND
 
 
-def test_requests_whose_service_locks_never_overlap(database: Any, serve: Any) -> None:
-    """A key that a service function acquires for its request is held until the view's work is done."""
-    database()
-    shop = Shop()
-
-    def view(request: HttpRequest) -> HttpResponse:
-        assert request_locks().acquire("create_item").held
-        return shop.create(request)
-
-    serve(items=shop.slowly(view))
-    assert shop.overrun() == [201] * BOUND + [422] * (CROWD - BOUND)
-    assert shop.items.count() == BOUND
-
-
 def test_a_service_that_locks_inside_a_transaction_is_rejected(database: Any, serve: Any) -> None:
     """A lock that would come after the transaction's snapshot is an error that names the remedy."""
     database(ATOMIC_REQUESTS=True)
@@ -142,28 +113,6 @@ def test_a_service_that_locks_inside_a_transaction_is_rejected(database: Any, se
 
     serve(items=view)
     assert "inside a transaction on the database" in str(fetch("/items").exc_info[1])
-
-
-@isolated
-def test_a_naive_decorator_breaks_in_a_transaction(
-    isolation: IsolationLevel, database: Any, serve: Any
-) -> None:
-    """The same test finds out one that acquires and releases inside the transaction."""
-    database(ATOMIC_REQUESTS=True, OPTIONS={"isolation_level": isolation})
-    shop = Shop()
-    # It has released: nothing keeps the next one from looking before the COMMIT.
-    serve(items=shop.slowly(naive_lock("create_item")(shop.create), patience=10))
-    assert shop.breaks()
-
-
-def test_a_naive_decorator_reads_what_was_before_it(database: Any, serve: Any) -> None:
-    """One that keeps the lock until the COMMIT breaks too, where the snapshot is older than it."""
-    isolation = {"isolation_level": IsolationLevel.REPEATABLE_READ}
-    database(ATOMIC_REQUESTS=True, OPTIONS=isolation)
-    shop = Shop()
-    view = naive_lock_until_commit("create_item")(shop.create)
-    serve(items=shop.slowly(view, together=threading.Barrier(CROWD).wait))
-    assert shop.breaks()
 
 
 @isolated
@@ -209,13 +158,6 @@ def test_other_decorators_may_stand_above_and_below(database: Any, serve: Any) -
     names = [f"{name}_{place}" for name in AROUND for place in ("above", "below")]
     assert {name: fetch(f"/{name}").status_code for name in names} == dict.fromkeys(names, 200)
     assert held == [True] * len(names)
-
-
-def test_views_without_a_transaction_never_overlap(database: Any, serve: Any) -> None:
-    """In autocommit mode too, with another decorator around."""
-    shop = Shop()
-    serve(items=shop.slowly(lock("create_item")(shop.create)))
-    assert shop.overrun() == [201] * BOUND + [422] * (CROWD - BOUND)
 
 
 @pytest.mark.parametrize("atomic", ["ATOMIC_REQUESTS", "atomic"])
@@ -381,7 +323,12 @@ def test_a_hold_inside_a_transaction_is_warned_of(
 ) -> None:
     """A view that holds a lock by itself, too late, finds a line in the log."""
     database(ATOMIC_REQUESTS=True)
-    serve(items=naive_lock("create_item")(Shop().create))
+
+    def too_late(request: HttpRequest) -> HttpResponse:
+        with locks["default"].hold("create_item"):
+            return Shop().create(request)
+
+    serve(items=too_late)
     assert fetch("/items").status_code == 201
     assert "'create_item' is acquired inside a transaction on the database 'default'" in caplog.text
 
@@ -404,22 +351,6 @@ def test_what_goes_on_after_the_request_commits_by_itself(database: Any, serve: 
     assert Item.objects.count() == 1
 
 
-def test_hooks_after_the_commit_run_inside_the_lock(database: Any, serve: Any) -> None:
-    """What on_commit runs is done before the next one gets the lock."""
-    database(ATOMIC_REQUESTS=True)
-    held: list[bool] = []
-
-    @lock("create_item")
-    def create(request: HttpRequest) -> HttpResponse:
-        transaction.on_commit(lambda: held.append(request.weblock.held))  # type: ignore[attr-defined]
-        Item.objects.create()
-        return HttpResponse()
-
-    serve(items=create)
-    assert fetch("/items").status_code == 200
-    assert held == [True]
-
-
 def test_what_was_committed_under_the_lease_is_told_as_it_is(
     database: Any, serve: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -436,23 +367,6 @@ def test_what_was_committed_under_the_lease_is_told_as_it_is(
     assert fetch("/items").status_code == 201
     assert items() == 1
     assert "after its work was committed, the lease of 'create_item'" in caplog.text
-
-
-def test_an_exception_rolls_back_and_releases(database: Any, serve: Any, url: str) -> None:
-    """A view that fails leaves neither work nor lock behind."""
-    database(ATOMIC_REQUESTS=True)
-
-    @lock("create_item", wait=0)
-    def create(request: HttpRequest) -> HttpResponse:
-        Item.objects.create()
-        if request.GET:
-            raise ZeroDivisionError
-        return HttpResponse()
-
-    serve(items=create)
-    assert fetch("/items?fail").status_code == 500
-    assert Item.objects.count() == 0
-    assert fetch("/items").status_code == 200
 
 
 def lose(request: Any) -> None:
@@ -546,15 +460,3 @@ def test_a_commit_that_others_have_wrapped_is_checked_too(database: Any, serve: 
     assert response.json()["code"] == "lease_lost"
     assert not wrapper.called
     assert items() == 0
-
-
-def test_a_naive_decorator_commits_without_a_lease(database: Any, serve: Any) -> None:
-    """The same view under a naive decorator commits, for nobody asks."""
-
-    def held(request: Any) -> HttpResponse:
-        with locks["default"].hold("create_item") as request.weblock:
-            return in_own_transaction(request)
-
-    serve(items=held)
-    assert fetch("/items").status_code == 503
-    assert items() == 1

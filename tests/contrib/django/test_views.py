@@ -27,7 +27,6 @@ from weblock import AsyncLease, ConfigurationError, Lease
 from weblock.contrib.django import async_locks, lock, locks, request_locks
 from weblock.contrib.django.view_lock import locks_of
 
-from .naive import naive_lock
 from .requests import fetch
 
 HELD = "item:7"
@@ -386,19 +385,6 @@ def test_what_is_no_number_is_the_requesters_error(serve: Any) -> None:
     assert (response.status_code, response.json()["code"]) == (400, "invalid_key")
 
 
-@method_decorator(naive_lock(HELD), name="dispatch")
-class NaiveOnDispatch(View):
-    async def post(self, request: HttpRequest, pk: str) -> HttpResponse:
-        lease = await async_locks["default"].try_acquire(HELD)
-        return JsonResponse({"is_free": lease is not None})
-
-
-async def test_a_naive_decorator_of_an_async_dispatch_holds_nothing(serve: Any) -> None:
-    """``dispatch`` only returns a coroutine: under a naive decorator it runs when the lock is free."""
-    serve(item__pk=NaiveOnDispatch.as_view())
-    assert (await AsyncClient().post("/item/7")).json() == {"is_free": True}
-
-
 @pytest.mark.parametrize("name", PATHS)
 async def test_a_view_holds_its_lock_in_asgi(name: str, project: None) -> None:
     """Under ASGI, each kind of view runs under its lock, and frees it."""
@@ -420,14 +406,6 @@ def test_a_busy_lock_is_a_conflict(name: str, project: None) -> None:
     assert response["Content-Type"] == f"application/{'json' if is_rest else 'problem+json'}"
     assert int(response["Retry-After"]) >= 1
     assert response.json()["code"] == "lock_timeout"
-
-
-@pytest.mark.parametrize("name", PATHS)
-async def test_a_busy_lock_is_a_conflict_in_asgi(name: str, project: None) -> None:
-    """So it is under ASGI."""
-    with locks["default"].hold(HELD):
-        response = await AsyncClient().post(PATHS[name])
-    assert (response.status_code, response.json()["code"]) == (409, "lock_timeout")
 
 
 class TestServiceFunctions:

@@ -15,7 +15,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
-from django.db import DatabaseError, connection, connections
+from django.db import connection, connections
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from django.utils.decorators import async_only_middleware
@@ -29,8 +29,6 @@ from weblock.contrib.asgi.request import SCOPE_KEY
 from weblock.contrib.django import async_locks, lock, locks
 from weblock.contrib.django.middleware import LockMiddleware
 
-from . import naive
-from .naive import naive_lock
 from .requests import urls
 
 POOL = {"min_size": 1, "max_size": 1, "timeout": PATIENCE}
@@ -111,33 +109,6 @@ def test_a_waiting_request_holds_no_connection(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_naive_waiter_holds_a_connection(database: Any, serve: Any, logged_in: Any) -> None:
-    """The same under a naive decorator: every waiter occupies a connection."""
-    database(CONN_MAX_AGE=None)
-
-    def view(request: Any) -> HttpResponse:
-        assert request.user.pk
-        return naive_lock("cart")(lambda request: HttpResponse())(request)
-
-    serve(cart=view)
-    client = logged_in()
-    others = without_ours()
-
-    def visit() -> Any:
-        try:
-            return client.get("/cart")
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(1) as pool:
-        with locks["default"].hold("cart"):
-            response = pool.submit(visit)
-            eventually(lambda: waiters("cart") == 1)
-            assert backends() - others
-        assert response.result(PATIENCE).status_code == 200
-
-
-@pytest.mark.django_db(transaction=True)
 def test_waiters_leave_the_pool_to_the_holder(database: Any, serve: Any, logged_in: Any) -> None:
     """With a pool of one connection, the holder gets it while others wait who had it before."""
     inside = threading.Event()
@@ -165,40 +136,6 @@ def test_waiters_leave_the_pool_to_the_holder(database: Any, serve: Any, logged_
         assert inside.wait(PATIENCE)
         rest = [pool.submit(visit, client) for client in clients[1:]]
         assert [each.result(PATIENCE) for each in (first, *rest)] == [b"1"] * 3
-    connection.close_pool()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_naive_waiters_starve_the_holder(database: Any, serve: Any, logged_in: Any) -> None:
-    """The same under a naive decorator: who waits has the connection that the holder needs."""
-
-    @naive_lock("cart")
-    def hold(request: Any) -> HttpResponse:
-        eventually(lambda: waiters("cart") == 1)
-        return HttpResponse(str(User.objects.count()))
-
-    def wait(request: Any) -> HttpResponse:
-        assert request.user.pk
-        return naive_lock("cart")(lambda request: HttpResponse())(request)
-
-    serve(hold=hold, wait=wait)
-    client = logged_in()
-    database(OPTIONS={"pool": {**POOL, "timeout": 0.3}})
-    eventually(User.objects.exists, despite=DatabaseError)  # The pool has its connection.
-    connection.close()
-
-    def visit(path: str) -> int:
-        try:
-            client.raise_request_exception = False
-            return int(client.get(path).status_code)
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(2) as pool:
-        holder = pool.submit(visit, "/hold")
-        eventually(lambda: locks["default"].inspect("cart"))
-        waiter = pool.submit(visit, "/wait")
-        assert (holder.result(PATIENCE), waiter.result(PATIENCE)) == (500, 200)
     connection.close_pool()
 
 
@@ -244,10 +181,11 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 async def test_a_client_that_leaves_does_not_end_the_lock(
-    chain: list[str], serve: Any, settings: Any
+    is_async: bool, chain: list[str], serve: Any, settings: Any
 ) -> None:
-    """Django cancels the request, but the thread of its view works on, inside the lock."""
+    """Django cancels the request, but its view works on inside the lock, in a thread or a task."""
     settings.MIDDLEWARE = chain
     inside, go_on, held = threading.Event(), threading.Event(), []
 
@@ -258,7 +196,14 @@ async def test_a_client_that_leaves_does_not_end_the_lock(
         held.append(request.weblock.held)
         return HttpResponse()
 
-    serve(report=view)
+    @lock("report")
+    async def async_view(request: Any) -> HttpResponse:
+        inside.set()
+        assert await asyncio.to_thread(go_on.wait, PATIENCE)
+        held.append(request.weblock.held)
+        return HttpResponse()
+
+    serve(report=async_view if is_async else view)
     visit = Visit("/report")
     assert await asyncio.to_thread(inside.wait, PATIENCE)
     visit.leave()
@@ -268,51 +213,6 @@ async def test_a_client_that_leaves_does_not_end_the_lock(
     await visit.task
     assert held == [True]
     assert await async_locks["default"].try_acquire("report")
-
-
-async def test_a_client_that_leaves_ends_a_naive_lock(serve: Any, settings: Any) -> None:
-    """The same under a naive middleware: another gets the lock while the thread is at work."""
-    settings.MIDDLEWARE = [f"{naive.__name__}.naive_async_middleware"]
-    inside, go_on = threading.Event(), threading.Event()
-
-    def view(request: Any) -> HttpResponse:
-        inside.set()
-        assert go_on.wait(PATIENCE)
-        return HttpResponse()
-
-    serve(report=view)
-    visit = Visit("/report")
-    assert await asyncio.to_thread(inside.wait, PATIENCE)
-    visit.leave()
-    await asyncio.to_thread(eventually, lambda: locks["default"].try_acquire("report"))
-    go_on.set()
-    await visit.task
-
-
-@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
-async def test_a_client_that_leaves_does_not_end_an_async_view(
-    chain: list[str], serve: Any, settings: Any
-) -> None:
-    """An async view is not cancelled at its next await either: it may be waiting for a thread."""
-    settings.MIDDLEWARE = chain
-    inside, go_on, held = asyncio.Event(), asyncio.Event(), []
-
-    @lock("report")
-    async def view(request: Any) -> HttpResponse:
-        inside.set()
-        await go_on.wait()
-        held.append(request.weblock.held)
-        return HttpResponse()
-
-    serve(report=view)
-    visit = Visit("/report")
-    await inside.wait()
-    visit.leave()
-    await turns()
-    assert await async_locks["default"].try_acquire("report") is None
-    go_on.set()
-    await visit.task
-    assert held == [True]
 
 
 @pytest.mark.parametrize("name", ["middleware", "sync middleware outside"])
@@ -461,31 +361,6 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_many_wait_without_a_thread(serve: Any, settings: Any) -> None:
-    """In ASGI, requests wait on the event loop: Django's one thread is the holder's."""
-    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
-    inside = []
-
-    @lock("report", wait=30)
-    def view(request: HttpRequest) -> HttpResponse:
-        inside.append(threading.current_thread().name)
-        return HttpResponse()
-
-    serve(report=view)
-    responses = await asyncio.gather(*(AsyncClient().post("/report") for _ in range(30)))
-    assert {response.status_code for response in responses} == {200}
-    assert len(inside) == 30
-
-
-async def test_naive_middleware_waits_for_itself(serve: Any, settings: Any) -> None:
-    """Middleware that waits in a thread has the one that the holder's view is to run in."""
-    settings.MIDDLEWARE = [f"{naive.__name__}.NaiveMiddleware"]
-    serve(report=lambda request: HttpResponse())
-    client = AsyncClient(raise_request_exception=False)
-    responses = await asyncio.gather(*(client.post("/report") for _ in range(2)))
-    assert sorted(response.status_code for response in responses) == [200, 500]
-
-
 @pytest.mark.parametrize("again", [False, True])
 async def test_middleware_that_would_deadlock_is_refused(
     serve: Any, settings: Any, again: bool
@@ -500,13 +375,6 @@ async def test_middleware_that_would_deadlock_is_refused(
     response = await AsyncClient(raise_request_exception=False).post("/report")
     assert response.status_code == 500
     assert "put it last into MIDDLEWARE" in str(response.exc_info[1])
-
-
-async def test_sync_middleware_before_ours_is_fine(serve: Any, settings: Any) -> None:
-    """Sync middleware outside only makes Django adapt it."""
-    settings.MIDDLEWARE = [f"{__name__}.only_sync", *settings.MIDDLEWARE[-1:]]
-    serve(report=lock("report")(lambda request: HttpResponse()))
-    assert (await AsyncClient().post("/report")).status_code == 200
 
 
 def only_sync(get_response: Any) -> Any:
