@@ -54,9 +54,9 @@ It must not wait, nor raise.
 """
 
 
-def give_up(locks: Face, token: str, options: HoldOptions) -> None:
-    """Release in the background what a token of ``hand_over`` stands for, which nobody takes over."""
-    release_given(locks._locker, leases_in(token), terms_of(locks, options))
+def give_up(locks: Face, token: str) -> None:
+    """Release in the background what a token of ``hand_over`` stands for, unless it was taken over."""
+    release_given(locks._locker, leases_in(token))
 
 
 def joined(locks: Face, leases: Sequence[BaseLease], keys: Sequence[str]) -> Acquired:

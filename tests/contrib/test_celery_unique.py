@@ -9,12 +9,14 @@ from datetime import timedelta
 import pytest
 from celery import Celery, chain, chord, group
 from celery.contrib.testing.worker import start_worker
+from celery.exceptions import QueueNotFound
 from celery.signals import setup_logging
 from celery.worker import state
 from kombu.exceptions import EncodeError, OperationalError
 
 from tests.support.waiting import PATIENCE, eventually
-from weblock import ConfigurationError, EngineUnavailable, Locks
+from weblock import ConfigurationError, EngineUnavailable, Lease, Locks
+from weblock._core.keeping import Keeper
 from weblock.contrib.celery import AlreadyQueued, LockedTask, WebLock, lease_of
 from weblock.contrib.celery import task as task_module
 from weblock.contrib.celery.unique import HEADER
@@ -49,7 +51,7 @@ def app(locks):
 def pay(app):
     """A unique task, which notes its runs in ``pay.ran``, and waits for ``pay.may_end``."""
 
-    @app.task(bind=True, lock="pay:{0}", unique="raise", unique_for=60)
+    @app.task(bind=True, lock="pay:{0}", unique="raise", unique_for=600)
     def pay(self, number):
         pay.begun.set()
         assert pay.may_end.wait(PATIENCE)
@@ -112,7 +114,7 @@ def test_a_second_one_is_not_sent_while_the_first_is_queued_or_runs(app, locks, 
     with pytest.raises(AlreadyQueued, match=r"'pay:7' was not sent: task .* has the key") as queued:
         pay.delay(7)
     assert (queued.value.key, queued.value.task_id) == ("pay:7", first.id)
-    assert 50 < queued.value.remaining <= 60
+    assert 500 < queued.value.remaining <= 600
     fence = locks.inspect("pay:7").fence
     with worker(app):
         assert pay.begun.wait(PATIENCE)
@@ -134,8 +136,8 @@ def test_another_key_is_another_job(pay):
 
 def test_a_duplicate_is_dropped_or_joined(app, pay):
     """With ``drop`` the sender gets ``None``, with ``join`` the result of the task that is queued."""
-    drop = app.task(name="drop", lock="pay:{0}", unique="drop", unique_for=60)(same)
-    join = app.task(name="join", lock="pay:{0}", unique="join", unique_for=60)(same)
+    drop = app.task(name="drop", lock="pay:{0}", unique="drop", unique_for=600)(same)
+    join = app.task(name="join", lock="pay:{0}", unique="join", unique_for=600)(same)
     first = pay.delay(7)
     assert drop.delay(7) is None
     joined = join.delay(7)
@@ -159,7 +161,7 @@ def test_the_key_lasts_until_the_eta_and_unique_for_after_it(app, locks, pay):
     pay.apply_async((2,), eta=app.now() + timedelta(seconds=2000))
     pay.apply_async((3,), eta=(app.now() + timedelta(seconds=3000)).isoformat())
     for number in (1, 2, 3):
-        assert 1000 * number < locks.inspect(f"pay:{number}").remaining <= 1000 * number + 60
+        assert 1000 * number < locks.inspect(f"pay:{number}").remaining <= 1000 * number + 600
 
 
 def test_a_task_that_nobody_runs_frees_its_key(app, locks):
@@ -174,7 +176,7 @@ def test_a_task_that_nobody_runs_frees_its_key(app, locks):
 def test_with_until_start_the_next_one_may_be_sent_while_the_task_runs(app, locks, pay):
     """The key is free as soon as the run has begun."""
 
-    @app.task(lock="early:{0}", unique="raise", unique_for=60, until="start")
+    @app.task(lock="early:{0}", unique="raise", unique_for=600, until="start")
     def early(number):
         pay.begun.set()
         pay.may_end.wait(PATIENCE)
@@ -198,7 +200,7 @@ def test_a_retry_is_no_duplicate_and_nobody_gets_in_between(app, locks, until):
     """The next attempt continues the lease, longer than its ttl, and is never dropped."""
     fences, refused = [], []
 
-    @app.task(bind=True, lock="again", unique="raise", unique_for=60, until=until, ttl=0.5)
+    @app.task(bind=True, lock="again", unique="raise", unique_for=600, until=until, ttl=0.5)
     def again(self):
         if until == "end":
             fences.append(lease_of().fence)
@@ -222,20 +224,36 @@ def test_a_retry_is_no_duplicate_and_nobody_gets_in_between(app, locks, until):
 def test_a_broker_that_may_have_the_message_keeps_the_key(app, locks, pay, monkeypatch):
     """After an error while publishing nobody knows; a message that was never made frees its key."""
 
-    def fail(error):
-        def send(*args, **options):
+    def failing(number, error):
+        def send(*_args, **_options):
             raise error
 
         monkeypatch.setattr(app.amqp, "send_task_message", send)
+        with pytest.raises(type(error)):
+            pay.delay(number)
 
-    fail(OperationalError("lost"))
-    with pytest.raises(OperationalError):
-        pay.delay(7)
-    assert locks.inspect("pay:7").holder
-    fail(EncodeError("no JSON"))
-    with pytest.raises(EncodeError):
-        pay.delay(8)
-    assert is_free(locks, "pay:8")
+    unknown = OperationalError("lost"), OSError("reset"), RuntimeError("?"), SystemExit()
+    for number, error in enumerate(unknown):
+        failing(number, error)
+    for number, error in enumerate((EncodeError("?"), ValueError("?"), QueueNotFound("?")), 10):
+        failing(number, error)
+        eventually(lambda key=f"pay:{number}": is_free(locks, key))
+    assert all(locks.inspect(f"pay:{number}").holder for number in range(len(unknown)))
+
+
+@pytest.mark.parametrize(
+    "options", [{"args": ()}, {"args": (7,), "time_limit": 1, "soft_time_limit": 2}]
+)
+def test_what_celery_refuses_to_send_frees_its_key(app, locks, options):
+    """A call without its arguments, or with limits that contradict each other, holds nothing afterwards."""
+
+    @app.task(lock="alone", unique="raise", unique_for=600, **options)
+    def alone(number):
+        """Its key needs no argument."""
+
+    with pytest.raises((TypeError, ValueError)):
+        alone.apply_async(options["args"])
+    eventually(lambda: is_free(locks, "alone"))
 
 
 def test_a_revoked_or_expired_task_frees_its_key(app, locks, pay):
@@ -260,27 +278,102 @@ def test_a_second_delivery_runs_only_where_no_other_task_has_the_key(app, locks,
     assert locks.inspect("pay:7").holder.endswith(f"[{other.id}]")
 
 
-def test_a_next_attempt_is_sent_although_the_engine_does_not_answer(app, locks, pay, monkeypatch):
+@pytest.mark.parametrize("until", ["end", "start"])
+def test_a_next_attempt_is_sent_although_the_engine_does_not_answer(app, locks, monkeypatch, until):
     """It acquires its key when it runs; a new task is not sent then."""
-    with sent_by(app, monkeypatch) as headers, monkeypatch.context() as patch:
-        patch.setattr(type(locks), "acquire", unavailable)
-        with pytest.raises(EngineUnavailable):
-            pay.delay(7)
-        assert not headers
-        pay.push_request(id="a", called_directly=False)
-        pay.apply_async((7,), task_id="a")
-        pay.pop_request()
-    assert headers[HEADER] == ""
+
+    @app.task(bind=True, lock="again", unique="raise", unique_for=600, until=until)
+    def again(self):
+        if self.request.retries:
+            return "done"
+        with monkeypatch.context() as patch:
+            patch.setattr(Locks, "acquire", unavailable)
+            patch.setattr(Lease, "hand_over", unavailable)
+            with pytest.raises(EngineUnavailable):
+                again.apply_async()
+            raise self.retry(countdown=0)
+
+    result = again.delay()
+    with worker(app):
+        assert result.get(timeout=PATIENCE) == "done"
 
 
-def test_a_run_that_cannot_take_its_lease_over_leaves_no_key_behind(app, locks, pay, monkeypatch):
-    """The engine does not answer when the task begins: the task fails, and its key is given back."""
+def test_a_task_that_replaces_itself_hands_its_key_on(app, locks):
+    """Another task with the same key and the id of the first is its next attempt, and is not skipped."""
+    fences = []
+
+    @app.task(bind=True, name="first", lock="job", unique="raise", unique_for=600)
+    def first(self):
+        fences.append(lease_of().fence)
+        raise self.replace(second.si())
+
+    @app.task(name="second", lock="job", unique="raise", unique_for=600)
+    def second():
+        fences.append(lease_of().fence)
+        return "second"
+
+    result = first.delay()
+    with worker(app):
+        assert result.get(timeout=PATIENCE) == "second"
+    assert fences[0] == fences[1]
+
+
+def test_an_engine_that_fails_at_the_start_leaves_no_key_behind(app, locks, pay, monkeypatch):
+    """The task fails, and its key is given back, although the outage may last for longer than the ttl."""
+    debts = []
     with sent_by(app, monkeypatch) as headers:
         pay.delay(7)
     with monkeypatch.context() as patch:
         patch.setattr(task_module, "take_over", unavailable)
+        patch.setattr(Keeper, "owe", lambda self, debt: debts.append(debt))
         assert pay.apply((7,), task_id="a", headers=headers).state == "FAILURE"
-    eventually(lambda: is_free(locks, "pay:7"))
+        patch.setattr(type(locks._locker.store), "transfer", unavailable)
+        with pytest.raises(EngineUnavailable):
+            pay.apply_async((8,), countdown=30)
+    assert [debt.key.split(":", 1)[1] for debt in debts[:2]] == ["pay:7", "pay:8"]
+    assert debts[0].until - debts[0].due >= 600
+    assert debts[1].until - debts[1].due >= 630
+
+
+class Unready(LockedTask):
+    """A base class by which a task can end before its function is called."""
+
+    abstract = True
+    lock, unique, unique_for = "job", "raise", 600
+    why = None
+
+    def before_start(self, *_):
+        if self.why == "before_start":
+            raise RuntimeError(self.why)
+
+    def __call__(self, *args, **kwargs):
+        return None if self.why == "call" else super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("why", ["before_start", "call", "arguments", "unlocked"])
+def test_a_task_that_ends_before_its_function_is_called_frees_its_key(app, locks, why):
+    """A hook that raises, a class that does not call it, a worker with other code: the key is free."""
+    job = app.task(base=Unready, name="job", why=why)(same)
+    result = job.delay(7)
+    if why == "arguments":
+        job.lock = "job:{number}:{1}"
+    elif why == "unlocked":
+        job.lock = None
+    with worker(app):
+        eventually(result.ready)
+    eventually(lambda: is_free(locks, "job"))
+
+
+def test_a_worker_whose_task_has_another_key_holds_that_one(app, locks, pay):
+    """During a deployment, a message brings the key of the old code; the run holds the new one."""
+    result = pay.delay(7)
+    pay.lock = "paid:{0}"
+    with worker(app):
+        assert pay.begun.wait(PATIENCE)
+        assert is_free(locks, "pay:7")
+        assert locks.inspect("paid:7").holder.endswith(f"[{result.id}]")
+        pay.may_end.set()
+        assert result.get(timeout=PATIENCE) == 7
 
 
 def test_a_run_of_a_base_class_is_part_of_the_task(app, locks):
@@ -294,7 +387,7 @@ def test_a_run_of_a_base_class_is_part_of_the_task(app, locks):
 
     class Derived(Base):
         name = "derived"
-        lock, unique, unique_for, until = "derived", "raise", 60, "start"
+        lock, unique, unique_for, until = "derived", "raise", 600, "start"
 
         def run(self):
             assert derived.delay()
@@ -343,6 +436,20 @@ def test_options_that_cannot_work_are_refused_where_they_are_written(app, option
     """An error names the option and the remedy, before anything is sent."""
     with pytest.raises(ConfigurationError, match=message):
         app.task(**{"lock": "a", **options})(nothing).delay()
+
+
+def test_options_from_elsewhere_are_refused_when_the_task_is_sent(locks):
+    """Annotations and the defaults of the locks are checked too, and nothing is sent."""
+    for options, message in (
+        ({}, "unique_for=: for how many"),
+        ({"unique_for": 9}, "without limit="),
+    ):
+        bare = Celery(f"bare{next(numbers)}", broker="memory://", set_as_current=False)
+        bare.conf.task_annotations = {"given": {"unique": "raise", "lock": "a", **options}}
+        WebLock(bare, "memory://", limit=2)
+        task = bare.task(shared=False, name="given")(nothing)
+        with pytest.raises(ConfigurationError, match=message):
+            task.delay()
 
 
 def test_joining_needs_a_result_backend(locks):

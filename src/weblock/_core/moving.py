@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Final
 
 from ..errors import EngineUnavailable, LeaseLost
 from ..events import HandedOver, TakenOver
@@ -27,6 +28,9 @@ from .keeping import LATEST
 from .ports import Reply
 from .table import Claim, Held
 from .tokens import Facts, OnItsWay, leases_in, token_of
+
+LONGEST_OUTAGE: Final = 3600.0
+"""Seconds for which a process tries to release leases of a token, which does not say when they end."""
 
 
 async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | None) -> str:
@@ -48,7 +52,8 @@ async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | No
             await _give(locker, holding, lease.owner, holding.terms.ttl if ttl is None else ttl)
     except BaseException:
         for holding, lease in zip(holdings, given, strict=True):
-            _owe(locker, lease.key, lease.owner, holding.terms.ttl)
+            length = holding.terms.ttl if ttl is None else ttl
+            locker.owe(lease.key, lease.owner, length, 2 * holding.terms.ttl + LATEST)
         locker.abandon(holdings)
         raise
     for holding in holdings:
@@ -78,13 +83,13 @@ async def take_over(locker: Locker, leases: Sequence[OnItsWay], terms: Terms) ->
             holding.check(locker.runtime.now())
     except Exception as error:
         if got or (isinstance(error, LeaseLost) and await _has_ended(locker, leases[0])):
-            release_given(locker, leases[len(got) :], terms)
+            release_given(locker, leases[len(got) :])
         with suppress(LeaseLost):  # Why not all were taken over says more.
             await locker.release(got)
         raise
     except BaseException:
         if got:
-            release_given(locker, leases[len(got) :], terms)
+            release_given(locker, leases[len(got) :])
         locker.abandon(got)
         raise
     return got
@@ -99,10 +104,10 @@ async def _has_ended(locker: Locker, lease: OnItsWay) -> bool:
     return all(grant.fence != lease.fence for grant in look.state.grants)
 
 
-def release_given(locker: Locker, leases: Sequence[OnItsWay], terms: Terms) -> None:
+def release_given(locker: Locker, leases: Sequence[OnItsWay]) -> None:
     """Release leases of a token, which no caller is to take over any more, in the background."""
     for lease in leases:
-        _owe(locker, lease.key, lease.owner, terms.ttl)
+        locker.owe(lease.key, lease.owner, LONGEST_OUTAGE, 0.0)
 
 
 async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Holding]) -> Holding:
@@ -134,7 +139,8 @@ async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Hold
         locker.keeper.keep_holding(holding)
         _refuse_if_over(locker)  # Since just before: then nobody keeps it.
     except BaseException:
-        _owe(locker, key, owner, terms.ttl)
+        # In the background: a request may be under way that would get the lease.
+        locker.owe(key, owner, terms.ttl, 2 * terms.ttl + LATEST)
         raise
     if TakenOver in locker.observers.wanted:
         locker.observers.tell(TakenOver(**holding.about()))
@@ -165,8 +171,3 @@ async def _transfer(
         return await locker.store.transfer(key, owner, claim, fence=fence), sent
 
     return await locker.insist(ask)
-
-
-def _owe(locker: Locker, key: str, owner: str, ttl: float) -> None:
-    """Give back in the background what a request that may be under way would get."""
-    locker.owe(key, owner, ttl, 2 * ttl + LATEST)

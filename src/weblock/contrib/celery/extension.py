@@ -9,8 +9,9 @@ from typing import Any, Final, NoReturn, Unpack
 
 from celery import Celery, Task
 from celery.app.annotations import resolve_all
-from celery.signals import task_revoked
+from celery.signals import task_postrun, task_revoked
 
+from ..._adapting import terms_of
 from ..._options import LocksOptions, Options
 from ..._platform.forks import Mutex, enter_child, getpid, process
 from ...errors import ConfigurationError
@@ -73,7 +74,8 @@ class WebLock:
         app.on_after_finalize.connect(self._check, weak=False)  # Celery logs what it raises.
         if app.finalized:
             self._check()
-        task_revoked.connect(self._revoked, weak=False)
+        for ends in (task_revoked, task_postrun):
+            ends.connect(self._ended, weak=False)
 
     @property
     def locks(self) -> Locks:
@@ -89,17 +91,18 @@ class WebLock:
                     self._opened, _ = opened(Locks, *self._configured())
         return self._opened
 
-    def _revoked(self, sender: Task, request: Any, **_facts: object) -> None:
-        """Give the key of a unique task back that was revoked, or has expired, before it ran."""
-        if sender.app is self._app:
-            unique.give_back(self.locks, (request.headers or {}).get(unique.HEADER))
+    def _ended(self, sender: Task, request: Any = None, **_facts: object) -> None:
+        """Give the key of a unique task back that was revoked, has expired, or failed before it ran."""
+        headers = (request or sender.request).headers or {}
+        if sender.app is self._app and unique.HEADER in headers:
+            unique.give_back(self.locks, headers)
 
     def _check(self, **_signal: object) -> None:
         """Raise ``ConfigurationError`` for a setting, or an option of a task, that cannot work."""
         self._configured()
         for task in registry_of(self._app).values():
             if isinstance(task, LockedTask) and task.unique is not None:
-                unique.refuse_what_cannot_work(task)
+                unique.check(task)
 
     def _configured(self) -> tuple[Wanted, LocksOptions]:
         """Return what to open. Raises ``ConfigurationError`` for a setting or an option that cannot work."""
@@ -165,7 +168,7 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
         elif isinstance(task, LockedTask) and task.lock is not None:
             try:
                 spec, locks = spec_of(task), locks_for(task)
-                unique.refuse_what_cannot_work(task)
+                unique.check(task, terms_of(locks, spec.options).limit)
                 for template in spec.templates:
                     template.for_call_of(task.run)
             except ConfigurationError as error:

@@ -23,7 +23,7 @@ from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
 from ..._adapting import AtLeast, give_up, place_of, take_over, terms_of
-from ..._options import Duration, HoldOptions, seconds
+from ..._options import Duration, HoldOptions, Options, seconds
 from ..._platform.logs import logger, printable
 from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
@@ -50,6 +50,9 @@ MARGIN: Final = 5.0
 """Seconds beyond its ttl in which a busy machine notices that the lease of a dead worker has ended."""
 
 LEAST_COUNTDOWN: Final = 1.0
+
+_CANVAS: Final = ("chain", "chord", "group_id", "parent_id", "root_id")
+"""Options with which Celery sends a member of a canvas, or a callback."""
 
 _OF_TAKE_OVER: Final = ("ttl", "max_hold", "renew", "label")
 """The options of ``Locks.take_over``."""
@@ -137,7 +140,7 @@ class LockedTask(Task):
             if (value := getattr(cls, name)) is not None:
                 seconds(name, value)
         spec = spec_of(cls)
-        unique.check(cls, spec.options)
+        unique.check(cls, Options().of_call(spec.options)[0].limit)
         for template in spec.templates:
             template.for_call_of(run)
 
@@ -161,51 +164,62 @@ class LockedTask(Task):
         send = super().apply_async
         if self.unique is None:
             return send(args, kwargs, task_id, *given, **options)
-        unique.refuse_what_cannot_work(self)
-        task_id, locks, spec = task_id or uuid(), locks_for(self), spec_of(self)
+        unique.check(self)
+        spec, locks, task_id = spec_of(self), locks_for(self), task_id or uuid()
+        unique.check(self, terms_of(locks, spec.options).limit)
         run = inspect.getattr_static(type(self), "run").unlocked(self, type(self))
         keys = keys_of_call(spec, run, args or (), kwargs or {})
         if not keys:  # Its functions have made none.
             return send(args, kwargs, task_id, *given, **options)
         try:
-            token = self._token_for(task_id, keys, options)
+            token = self._token_for(task_id, locks, spec, keys, options)
         except unique.AlreadyQueued as duplicate:
-            return unique.told(self, duplicate)
+            if any(options.get(name) for name in _CANVAS):
+                token = unique.DUPLICATE
+            elif self.unique == "join" and duplicate.task_id:
+                return self.AsyncResult(duplicate.task_id)
+            elif self.unique == "drop":
+                logger.info("task %s was not sent: %s", self.name, printable(str(duplicate)))
+                return None
+            else:
+                raise
         headers = {**(options.pop("headers", None) or {}), unique.HEADER: token}
         try:
             return send(args, kwargs, task_id, *given, headers=headers, **options)
-        except EncodeError:  # After any other error, the broker may have the message.
-            unique.give_back(locks, token)
+        except (EncodeError, LookupError, TypeError, ValueError):
+            # There is no message for these arguments and options. After another error there may be one.
+            unique.give_back(locks, headers)
             raise
 
     def _token_for(
-        self, task_id: str, keys: tuple[CheckedKey, ...], options: Mapping[str, Any]
+        self,
+        task_id: str,
+        locks: Locks,
+        spec: LockSpec,
+        keys: tuple[CheckedKey, ...],
+        options: Mapping[str, Any],
     ) -> str:
-        """Return what a message says of its key; nothing for a next attempt that cannot have it now.
+        """Return a token of the keys; an empty one for a next attempt that cannot have it now.
 
-        That one acquires its key when it runs, and must not be lost.
+        That attempt acquires its keys when it runs, and must not be lost.
         """
         assert self.unique_for is not None
-        locks, spec = locks_for(self), spec_of(self)
         length = unique.length_of(self.app, self.unique_for, options)
-        is_next_attempt = task_id == self.request.id and not self.request.called_directly
-        running = innermost(Running)
-        token, label = "", _label(locks, spec.options, self, task_id)
+        label = _label(locks, spec.options, self, task_id)
+        held: HoldOptions = {**spec.options, "label": label, "wait": 0}
+        current, running = self.app.current_task, innermost(Running)
+        # By ``retry`` or ``replace``.
+        is_next_attempt = current is not None and current.request.id == task_id
+        lease = running.lease if is_next_attempt and running and running.task is current else None
         try:
-            if is_next_attempt and running and running.task is self:
-                token = running.hand_on(keys, length)
-            if not token:
-                held: HoldOptions = {**spec.options, "label": label}
-                token = unique.token_for(locks, keys, held, length) or ""
-        except unique.AlreadyQueued:
-            if unique.in_canvas(options) and not is_next_attempt:
-                return unique.DUPLICATE
-            if not is_next_attempt:
-                raise
-        except EngineUnavailable:
-            if not is_next_attempt:
-                raise
-        return token
+            if lease and lease.keys == keys:
+                with suppress(LeaseLost):
+                    return lease.hand_over(ttl=length)
+            return unique.token_for(locks, keys, held, length)
+        except (unique.AlreadyQueued, EngineUnavailable):
+            if is_next_attempt:
+                return ""
+            raise
 
 
 def _label(locks: Locks, options: HoldOptions, task: Task, task_id: str | None) -> str:
@@ -288,8 +302,8 @@ class Running(RequestLeases[Lease]):
         self.task: Final = task
         self.code: Final = code
         """What identifies the function that runs: a class may have overridden another's."""
-        self._token: Final[str | None] = (task.request.headers or {}).get(unique.HEADER)
-        """What its message says of its key, if it was acquired when the task was sent."""
+        self._token: str | None = None
+        """The token of its message, if its key was acquired when the task was sent."""
 
     def run(self, work: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return what the work returns, which runs while its keys are held.
@@ -313,19 +327,16 @@ class Running(RequestLeases[Lease]):
         finally:
             part_of.reset(part)
 
-    def hand_on(self, keys: Sequence[CheckedKey], length: float) -> str:
-        """Return a token of its lease for its next attempt; an empty one if it has no such lease."""
-        if self.lease is not None and self.lease.keys == tuple(keys):
-            with suppress(LeaseLost):
-                return self.lease.hand_over(ttl=length)
-        return ""
-
     def _work(
         self, work: Callable[[], Any], keys: Sequence[CheckedKey], options: HoldOptions
     ) -> Any:
         if not keys:  # Its functions have made none.
-            unique.give_back(self._locks, self._token)
             return work()
+        request = self.task.request
+        headers = dict(request.headers or {})
+        self._token = headers.pop(unique.HEADER, None)
+        if self._token is not None:
+            request.headers = headers  # What is still there when the task has ended is given back.
         if self._token == unique.DUPLICATE:
             return self._skip("its key was taken when it was sent")
         try:
@@ -334,10 +345,8 @@ class Running(RequestLeases[Lease]):
             return self._find_busy(busy)
         if self.task.until == "start":
             drive(self.release())
-            self.lease, self.over = (
-                None,
-                False,
-            )  # A class may call the ``run`` that it has overridden.
+            # It goes on without a lease: a class may call the ``run`` that it has overridden.
+            self.lease, self.over = None, False
         if not self.leases:  # What is around it holds them.
             return work()
         (own,) = self.leases
@@ -361,7 +370,7 @@ class Running(RequestLeases[Lease]):
         options["label"] = _label(locks, given, task, task.request.id)
         if self._token is not None:
             options["wait"] = 0
-        if self._token and (lease := self._taken_over(self._token, options)):
+        if self._token and (lease := self._taken_over(self._token, keys, options)):
             return lease
 
         def runs_already() -> bool:
@@ -382,20 +391,27 @@ class Running(RequestLeases[Lease]):
                 raise Ignore(f"it runs already: {busy}") from busy
             raise
 
-    def _taken_over(self, token: str, options: HoldOptions) -> Lease | None:
+    def _taken_over(
+        self, token: str, keys: Sequence[CheckedKey], options: HoldOptions
+    ) -> Lease | None:
         terms: Any = {name: options[name] for name in _OF_TAKE_OVER if name in options}
         try:
             acquired = drive(take_over(self._locks, token, terms))
         except LeaseLost:
             return None  # Another delivery has it, or it has ended.
-        except EngineUnavailable:
-            give_up(self._locks, token, options)
-            if terms_of(self._locks, options).fail_open:
-                return None
-            raise
+        except BaseException as error:
+            give_up(self._locks, token)
+            if not isinstance(error, EngineUnavailable):
+                raise
+            if not terms_of(self._locks, options).fail_open:
+                raise
+            return None
+        lease = self.new_lease(self._locks, acquired)
+        if lease.keys != tuple(keys):  # The task has another ``lock`` than when it was sent.
+            lease.release()
+            return None
         for each in acquired[1]:
             each.control = self.book.flow  # As of what a request acquires.
-        lease = self.new_lease(self._locks, acquired)
         self._acquired.append(acquired)
         self.leases.append(lease)
         place = place_of(self._locks)
