@@ -94,7 +94,7 @@ URLS: dict[str, Callable[[Path], list[str]]] = {
     "postgresql": lambda _: [fresh_postgresql()],
     "zookeeper": lambda _: [fresh_zookeeper()],
 }
-CHEAP = ("memory", "file", "redis")
+CHEAP = ("memory", "file", "redis", "memcached")
 
 
 @pytest.mark.parametrize("what", ["keys", "loops", "dropped", "async_dropped"])

@@ -32,7 +32,7 @@ from ..errors import ConfigurationError
 VERSION: Final = "1"
 
 _REMEMBERED: Final = 4096
-"""How many cells are remembered: waiters mostly stay the same from one state to the next."""
+"""How many waiters' cells are remembered: they mostly stay the same from one state to the next."""
 
 _text: Final = json.encoder.encode_basestring_ascii
 _from_json: Final = json.JSONDecoder().decode
@@ -63,7 +63,8 @@ def from_bytes(data: bytes, where: str) -> KeyState:
         )
     try:
         fence, asked, voided = _from_json(cells[0])
-        entries = list(map(_entry, cells[1:]))
+        # A lease changes with each renewal, and never comes again.
+        entries = [(_waiter if _WAITS in cell else _entry)(cell) for cell in cells[1:]]
         return KeyState(
             fence,
             tuple(each for each in entries if isinstance(each, Grant)),
@@ -90,8 +91,13 @@ def _cell_of_place(place: Place) -> str:
     return _cell(Grant(place.claim, 0, 0.0, place.until, confirmed=False))
 
 
-@functools.lru_cache(_REMEMBERED)
 def _entry(cell: str) -> Grant | Place:
     owner, process, ttl, label, limit, fence, since, until, confirmed = _from_json(cell)
     claim = Claim(owner, process, ttl, label, limit)
     return Grant(claim, fence, since, until, bool(confirmed)) if fence else Place(claim, until)
+
+
+_waiter: Final = functools.lru_cache(_REMEMBERED)(_entry)
+
+_WAITS: Final = f",{0:20d},"
+"""What the cell of a waiter contains: its fence."""
