@@ -17,7 +17,7 @@ from tests.support.aio import PATIENCE, eventually
 from tests.support.busy import busy
 from tests.support.http import client_of
 from weblock import AsyncLocks, ConfigurationError, Locks, LockTimeout, events
-from weblock.cli.status import has
+from weblock.cli.status import entered_by, has
 from weblock.contrib.status import StatusPage
 from weblock.contrib.status import page as page_module
 from weblock.contrib.status.history import KEPT, History
@@ -285,10 +285,15 @@ async def test_other_requests_are_refused(url: str) -> None:
 
 
 async def test_the_page_by_itself_wants_its_token(url: str) -> None:
-    """``weblock status`` lets in those who have the URL that it wrote, which the page's own requests have, too."""
-    app = StatusPage(url, authorize=has("right"))
-    async with client_of(app) as client:
-        assert (await client.get("/")).status_code == 403
-        assert (await client.get("/?token=wrong")).status_code == 403
-        assert (await client.get("/?token=right")).json()["engine"] == url
-        assert (await client.post("/", json={})).status_code == 403
+    """A browser gets a cookie for the token in the URL of ``weblock status``; a program sends it in a header."""
+    page = StatusPage(url, authorize=has("weblock-1=right", "Bearer right"))
+    async with client_of(entered_by("right", "weblock-1=right", page)) as client:
+        for wrong in ("/", "/?token=wrong", "/?token="):
+            assert (await client.get(wrong)).status_code == 403
+        for scheme, status in (("Bearer right", 200), ("Bearer wrong", 403), ("right", 403)):
+            answer = await client.get("/", headers={"Authorization": scheme})
+            assert answer.status_code == status
+        entered = await client.get("/?token=right")
+        assert (entered.status_code, entered.headers["location"]) == (303, "./")
+        assert "HttpOnly; SameSite=Lax" in entered.headers["set-cookie"]
+        assert (await client.get("/")).json()["engine"] == url  # The client has the cookie.

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 import click
 
-from ..contrib.asgi.protocol import Scope
+from ..contrib.asgi.protocol import App, Receive, Scope, Send
 from ..contrib.status import StatusPage
 from .app import Session, command, pass_session
 from .output import warn
@@ -34,12 +34,15 @@ def status_command(
     import uvicorn
 
     token = "" if insecure else secrets.token_urlsafe(24)
-    page = StatusPage(
+    cookie = f"weblock-{port}={token}"  # All ports of a host have the same cookies.
+    page: App = StatusPage(
         session.locks(),
-        authorize=has(token) if token else None,
+        authorize=has(cookie, f"Bearer {token}") if token else None,
         insecure=insecure,
         allow_release=allow_release,
     )
+    if token:
+        page = entered_by(token, cookie, page)
     where = f"[{host}]" if ":" in host else host
 
     class Server(uvicorn.Server):
@@ -60,11 +63,41 @@ def status_command(
         Server(config).run()
 
 
-def has(token: str) -> Callable[[Scope], bool]:
-    """Return a function of a request that says whether its URL has the token; the page's own requests keep it."""
+def has(*credentials: str) -> Callable[[Scope], bool]:
+    """Return a function that returns whether a request has one of these as a cookie or as its authorization."""
 
-    def has_token(scope: Scope) -> bool:
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        return hmac.compare_digest(given.encode(), token.encode())
+    def is_sent(scope: Scope) -> bool:
+        fields = [
+            part
+            for name, value in scope["headers"]
+            if name.lower() in (b"authorization", b"cookie")
+            for part in value.split(b"; ")
+        ]
+        return any(
+            hmac.compare_digest(each.encode(), one) for each in credentials for one in fields
+        )
 
-    return has_token
+    return is_sent
+
+
+def entered_by(token: str, cookie: str, page: App) -> App:
+    """Return the page with an entrance for browsers: a URL with the token.
+
+    It sets the cookie and leads to the page, so that the token stays in no history, log or referrer.
+    """
+
+    async def enter(scope: Scope, receive: Receive, send: Send) -> None:
+        given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            await page(scope, receive, send)
+            return
+        keep = f"{cookie}; Path=/; HttpOnly; SameSite=Lax"
+        fields = [
+            (b"location", b"./"),
+            (b"set-cookie", keep.encode()),
+            (b"cache-control", b"no-store"),
+        ]
+        await send({"type": "http.response.start", "status": 303, "headers": fields})
+        await send({"type": "http.response.body"})
+
+    return enter
