@@ -49,9 +49,10 @@ def test_a_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
     """Each command prints what the page shows below it, in any order; dots stand for anything."""
     server = Server()
     until_held = f"until {_LIST[name]} | grep -q create_item; do sleep 0.1; done"
-    script, expected = "set -m\n", []
+    script, expected, files = "set -m\n", [], {}
     for language, title, text in _BLOCK.findall((PAGES / f"{name}.md").read_text()):
         if title:
+            text = files[title] = _changed(files[title], text) if language == "diff" else text
             script += (
                 f"mkdir -p {Path(title).parent}\ncat > {title} <<'END-OF-FILE'\n{text}END-OF-FILE\n"
             )
@@ -81,6 +82,18 @@ def test_a_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
     assert len(printed) == len(expected), ran.stderr
     for step, (shown, wanted) in enumerate(zip(printed, expected, strict=True)):
         assert _matches(shown, wanted), f"step {step}: {shown}\nwanted: {wanted}\n{ran.stderr}"
+
+
+def _changed(file: str, diff: str) -> str:
+    """The file after a change: each part of ``diff`` between two ``@@`` applies once."""
+    for part in diff.split("@@\n"):
+        before, after = (
+            "".join(line[1:] for line in part.splitlines(keepends=True) if line[0] in kept)
+            for kept in (" -", " +")
+        )
+        assert file.count(before) == 1, before
+        file = file.replace(before, after)
+    return file
 
 
 def _patient(script: str) -> str:
