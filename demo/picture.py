@@ -116,9 +116,8 @@ def _panel(
     bottom = top + HEAD + LANE * (max(lanes) + 1)
     ground = f'y="{top + HEAD:g}" width="{WIDTH - 2 * MARGIN}" height="{bottom - top - HEAD:g}"'
     parts = [
-        _text(MARGIN, top + 13, panel.title, weight=600, size=15),
+        _title(panel, top + 13),
         _text(MARGIN, top + 27, panel.says, colour="pale", size=12),
-        _result(panel, top + 13),
         f'<rect x="{MARGIN}" {ground} class="ground"/>',
     ]
     together = _together(spans)
@@ -140,17 +139,12 @@ def _panel(
     return parts, bottom - top
 
 
-def _result(panel: Panel, y: float) -> str:
+def _title(panel: Panel, y: float) -> str:
+    """Return the title with the result behind it, which a narrow screen shows before it is scrolled."""
     overlaps = f"{panel.overlaps or 'no'} overlap{'' if panel.overlaps == 1 else 's'}"
-    return _text(
-        WIDTH - MARGIN,
-        y,
-        f"{panel.items} items, {overlaps}",
-        anchor="end",
-        weight=600,
-        size=14,
-        colour="alone" if panel.held else "together",
-    )
+    colour = "alone" if panel.held else "together"
+    result = f'<tspan dx="12" class="{colour}">{panel.items} items, {overlaps}</tspan>'
+    return _text(MARGIN, y, panel.title, weight=600, size=15).replace("</text>", f"{result}</text>")
 
 
 def _lanes(spans: Sequence[Span]) -> list[int]:
