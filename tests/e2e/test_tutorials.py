@@ -52,10 +52,9 @@ def test_a_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
     script, expected, files = "set -m\n", [], {}
     for language, title, text in _BLOCK.findall((PAGES / f"{name}.md").read_text()):
         if title:
-            text = files[title] = _changed(files[title], text) if language == "diff" else text
-            script += (
-                f"mkdir -p {Path(title).parent}\ncat > {title} <<'END-OF-FILE'\n{text}END-OF-FILE\n"
-            )
+            files[title] = _changed(files[title], text) if language == "diff" else text
+            script += f"mkdir -p {Path(title).parent}\n"
+            script += f"cat > {title} <<'END-OF-FILE'\n{files[title]}END-OF-FILE\n"
         elif language == "bash":
             script += f"{text}\necho; echo '{_END}'\n"
             expected.append("")
