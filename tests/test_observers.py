@@ -33,7 +33,7 @@ from weblock import (
     events,
     observe,
 )
-from weblock._core import observers, telling
+from weblock._core import reporting
 from weblock._runtime import event_log, observing
 from weblock.events import EVENTS, Acquired, Answered, Available, Event, Lost, NotRenewed, Released
 
@@ -328,7 +328,7 @@ def test_many_threads_tell_without_losing_any(url: str) -> None:
 def test_what_nobody_wants_costs_no_call(face: type[Locks | AsyncLocks], url: str) -> None:
     """With no observer but the log, acquiring and releasing builds no event, and calls nothing for one."""
     called: list[str] = []
-    of_events = {"logging", events.__name__, observers.__name__, telling.__name__}
+    of_events = {"logging", events.__name__, reporting.__name__}
     of_events |= {observing.__name__, event_log.__name__}
 
     def note(frame: Any, event: str, _arg: object) -> None:

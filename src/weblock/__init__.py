@@ -1,6 +1,6 @@
 """weblock serializes critical request handlers across threads, processes and machines."""
 
-from ._core.attempts import Attempts
+from ._core.acquiring import Attempts
 from ._options import Duration, HoldOptions, LocksOptions
 from ._runtime.observing import Observer, observe
 from .aio import AsyncLease, AsyncLocks, AsyncTerm

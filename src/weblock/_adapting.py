@@ -18,8 +18,7 @@ from typing import Any, Final, Literal
 
 from ._core.acquiring import Caller, Locker
 from ._core.holding import Hands, Holding, Terms, Unprotected
-from ._core.moving import release_given
-from ._core.tokens import leases_in
+from ._core.moving import leases_in, release_given
 from ._face import BaseLease, Face, Place
 from ._options import Duration, HoldOptions, seconds
 from ._platform.logs import logger

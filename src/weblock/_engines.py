@@ -8,9 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 from ._core.acquiring import Locker
-from ._core.observers import Observers
 from ._core.ports import Engine, Runtime, Store
-from ._core.telling import Health
+from ._core.reporting import Health, Observers
 from ._platform.collector import end_later
 from ._platform.forks import Mutex, enter_child, getpid, heed_forks, process
 from ._platform.threads import refuse_subinterpreter

@@ -9,13 +9,11 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, Generic, Literal, NamedTuple, NoReturn, TypeVar, Unpack
 
-from ._core.acquiring import Caller, Locker
-from ._core.attempts import Attempts
+from ._core.acquiring import Attempts, Caller, Locker
 from ._core.holding import Hands, Holding, Status, Terms, Unprotected
-from ._core.moving import hand_over, take_over
+from ._core.moving import hand_over, leases_in, take_over
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import SHARED, Asked, Released
-from ._core.tokens import leases_in
 from ._engines import User, opened_by_url, registering, use, use_url
 from ._options import (
     SHORTEST_TTL,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, cast
 
-from ._core.attempts import Attempts
+from ._core.acquiring import Attempts
 from ._core.holding import DRIFT, Terms
 from ._core.ports import SCOPES
 from ._core.table import SHARED

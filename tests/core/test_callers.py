@@ -9,8 +9,7 @@ from itertools import pairwise
 import pytest
 
 from weblock import Locks
-from weblock._core.acquiring import LOOK, Caller, Locker
-from weblock._core.attempts import Attempts
+from weblock._core.acquiring import LOOK, Attempts, Caller, Locker
 from weblock._core.holding import Terms
 from weblock._core.keeping import Keeper
 from weblock._core.ports import Reply, Store, Switchboard

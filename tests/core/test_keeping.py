@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from weblock._core.holding import Hands, Holding, Terms
-from weblock._core.keeping import LINGER, NAP, PORTION, Debt, Keeper
+from weblock._core.keeping import LINGER, NAP, PORTION, Keeper
 from weblock._core.ports import Pulse, Reply, Store
 from weblock._core.table import Gone, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
@@ -23,6 +23,7 @@ class Place:
     """A place in a queue that wants a heartbeat from now on."""
 
     key = "shop:k"
+    terms = TERMS
     due = 0.0
     slack = 0.0
     over = False
@@ -235,7 +236,7 @@ def test_debts_are_paid_in_haste_until_nothing_else_is_kept() -> None:
     runtime = Sleeper()
     engine = Slow([])
     keeper = Keeper(runtime, lambda _runtime: engine, lambda: True)  # type: ignore[arg-type,return-value]
-    keeper.owe(Debt("shop:k", "owner", 0.0, now=0.0, until=60.0))
+    keeper.owe("shop:k", "owner", 60.0, 0.0)
     run = keeper.run()
     run.send(None)
     assert engine.asked == ["in haste"]
@@ -265,7 +266,7 @@ def test_many_debts_are_paid_at_once_where_the_engine_can() -> None:
     engine = Portions([])
     keeper = Keeper(runtime, lambda _runtime: engine, lambda: True)  # type: ignore[arg-type,return-value]
     for number in range(PORTION + 50):
-        keeper.owe(Debt("shop:k", str(number), 0.0, now=0.0, until=60.0))
+        keeper.owe("shop:k", str(number), 60.0, 0.0)
     run = keeper.run()
     run.send(None)
     run.send(None)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from weblock._core import moving, table, tokens
+from weblock._core import moving, table
 
 from .simulation.moving import run_seed
 from .simulation.mutants import Mutant
@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "a token is bound to its secret, and not to its fence",
-        tokens,
+        moving,
         "_owner",
         "{text}",
         "{json.loads(urlsafe_b64decode(text + '==='))[0]}",
@@ -35,7 +35,7 @@ MUTANTS = (
     ),
     Mutant(
         "the owner of a lease is not bound to the other leases of its token",
-        tokens,
+        moving,
         "_owner",
         "{number} {text}",
         "{(facts := json.loads(urlsafe_b64decode(text + '===')))[0]} {facts[number + 1]}",

@@ -36,8 +36,8 @@ CROWD = 32
 SECTIONS = 3
 
 WITHOUT_HEARTBEATS = """
-from weblock._core import acquiring, table
-acquiring.BEAT = table.PLACE = 3600
+from weblock._core import table, waiting
+waiting.BEAT = table.PLACE = 3600
 """
 
 AT_ONCE = 200 if "WEBLOCK_LONG" in os.environ else 40

@@ -1,53 +1,57 @@
-"""How a key is acquired, handed over, and released.
+"""Acquire, extend and release keys.
 
-An acquisition asks the engine once. If the key is held, that same request has put the claim into
-the queue; from then on the caller waits for its bell. The release before it hands the lease over
-and rings the bell. Because a notification may be lost, the keeper regularly asks the engine for all
-waiters, and rings the bells of those whose state has changed. However an acquisition ends, it
-leaves nothing behind: what it cannot give back itself (it was cancelled, the engine did not
-answer) becomes a debt, which the keeper pays.
+Acquiring a key takes these steps:
+
+1. The caller sends one request to the engine. If the key is free, the answer is a lease.
+2. If the key is held, the same request has put the caller at the end of the queue. There is no
+   second request, so a newcomer cannot overtake a caller that is about to join.
+3. The caller waits for a notification. When the key becomes free, the engine gives the lease to the
+   first waiter in the queue, and notifies the process of that waiter. No other waiter wakes up.
+4. The lease of a waiter is short at first (``HANDOFF``). The keeper confirms it with its next
+   heartbeat, and from then on it lasts for its full ttl. If the process of the waiter has died, the
+   lease ends soon, and the next waiter gets the key.
+
+What can fail:
+
+- *A notification is lost.* The keeper sends heartbeats for each waiter (``waiting``), and wakes it up
+  if its state has changed.
+- *The caller is cancelled, or times out.* It must leave neither a lease nor a place in the queue. If
+  the caller cannot clean up itself, the release becomes a ``Debt``: the keeper retries it in the
+  background until the engine answers, or until the lease and the place have expired.
+- *The engine does not answer.* The request may have been lost, or may still take effect later. The
+  acquisition is then *in doubt*. Its release tells the engine to reject any request of the same
+  owner that arrives late (``void``).
+- *A signal interrupts the caller between two lines.* Before the engine is asked, the keeper takes note
+  of the acquisition, with a weak reference to the caller's leases (``keeping``).
+
+``Locker`` is the interface for callers. ``Acquisition`` is one attempt to get one key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from ..errors import AlreadyHeld, EngineRecovering, EngineUnavailable, LeaseLost, LockTimeout
-from ..keys import unqualified
-from .attempts import Attempts
-from .holding import Anchor, Hands, Holding, Status, Terms, Unprotected
-from .keeping import LATEST, Debt, Keeper
-from .observers import Observers
-from .outage import DOWN
-from .outage import LONGEST as OUTAGE
-from .pace import Pace
-from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
-from .table import HANDOFF, PLACE, Answer, Busy, Claim, Gone, Held, Waiting
-from .telling import (
-    Health,
-    tell_acquired,
-    tell_answer,
-    tell_busy,
-    tell_gave_up,
-    tell_waiting,
+from ..errors import (
+    AlreadyHeld,
+    ConfigurationError,
+    EngineRecovering,
+    EngineUnavailable,
+    LeaseLost,
+    LockTimeout,
 )
+from ..keys import unqualified
+from .holding import Anchor, Hands, Holding, Status, Terms, Unprotected
+from .keeping import Keeper
+from .ports import Ask, Message, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
+from .reporting import DOWN, OUTAGE, Health, Observers
+from .table import HANDOFF, Answer, Busy, Claim, Gone, Held, Waiting
+from .waiting import LATE, LATEST, Place
 
 T = TypeVar("T")
-
-BEAT: Final = 1.0
-"""Seconds between a waiter's heartbeats, at most."""
-
-GRACE: Final = 0.01
-"""Seconds after a lease's end at which the first waiter asks whether it has ended."""
-
-LATE: Final = 0.1
-"""Seconds after the end of its wait at which a waiter can still take its turn.
-
-An event loop that was blocked, or a thread that got no processor, may find a turn that came in time.
-"""
 
 LOOK: Final = 0.5
 """Seconds between two calls of ``Caller.while_waiting``."""
@@ -72,7 +76,49 @@ MOST_WAITS: Final = 1000
 LONGEST_LABEL: Final = 200
 """The longest label of a caller in characters: an engine keeps it for each waiter."""
 
+DAY: Final = 86400.0
 INFINITE: Final = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """A ``wait`` that asks a few times, with a growing backoff, instead of joining the queue.
+
+    Each pause is twice as long as the one before, and a random half of it is left out, so that
+    callers that came at the same moment do not come back at the same moment. Waiters in the queue
+    get the key first.
+
+    Attributes:
+        count: How often to ask, at most.
+        pause: The first pause, in seconds.
+        longest: The longest pause, in seconds; a day at most.
+
+    Raises:
+        ConfigurationError: A value cannot work.
+    """
+
+    count: int
+    pause: float = 0.1
+    longest: float = 2.0
+
+    def __post_init__(self) -> None:
+        if type(self.count) is not int or self.count < 1:
+            raise ConfigurationError(
+                f"Attempts(count={self.count!r:.80}) must be an integer of 1 or more"
+            )
+        numbers = all(type(each) in (int, float) for each in (self.pause, self.longest))
+        if not numbers or not 0 < self.pause <= self.longest <= DAY:
+            raise ConfigurationError(
+                f"Attempts(pause={self.pause!r:.80}, longest={self.longest!r:.80}) must be seconds:"
+                f" pause is more than 0 and at most longest, which is at most {DAY:g}"
+            )
+
+    def pauses(self) -> Iterator[float]:
+        """Return the pauses between the attempts, in seconds."""
+        pause = self.pause
+        for _ in range(self.count - 1):
+            yield pause
+            pause = min(self.longest, 2 * pause)
 
 
 @dataclass(slots=True)
@@ -126,7 +172,6 @@ class Locker:
         self.fails_as_one = fails_as_one
         """Whether the engine does: see ``Engine``."""
         self.engine = engine
-        """What returns the table that the leases are in, if they are in a database."""
         self.observers = observers or Observers(engine, runtime.now)
         self.store = store
         self.runtime = runtime
@@ -143,11 +188,11 @@ class Locker:
         return self.is_closed or self.keeper.over
 
     def closed(self) -> EngineUnavailable:
-        """Return what a caller gets who comes to wait, or to hold, when this is over."""
+        """Return the error of a caller that would wait or hold when this is over."""
         return EngineUnavailable(self.engine, "it was closed")
 
     def refuse_unless_kept(self, terms: Terms) -> None:
-        """Raise ``EngineUnavailable`` if nobody would renew a lease: it could end within its section."""
+        """Raise ``EngineUnavailable`` if nothing would renew a lease: it could end within its section."""
         if self.over:
             raise self.closed()
         if terms.renew:
@@ -155,7 +200,7 @@ class Locker:
             raise EngineUnavailable(self.engine, reason)
 
     def close(self) -> None:
-        """End the waits of its callers. Those of others on the same engine go on."""
+        """End the waits of its callers. Other lockers on the same engine are not affected."""
         self.is_closed = True  # First: a caller that begins to wait now looks at it afterwards.
         self.keeper.wake(self)
 
@@ -167,18 +212,13 @@ class Locker:
         caller: Caller | None = None,
         attempt: Attempt | None = None,
     ) -> Hands[Holding]:
-        """Acquire all keys, one after the other, or none.
+        """Acquire all keys in this order, or none.
 
         Every caller passes keys in the same order, so that no two can wait for each other. Raises
         ``LockTimeout``, ``EngineUnavailable`` or ``AlreadyHeld``.
         """
-        if wait != 0 or attempt:
-            turns = LEAVING if self.runtime.suspends else 0
-            while refusal := self._waits_for_itself(keys, terms.limit):
-                if not turns:
-                    raise refusal
-                await self.runtime.sleep(0)
-                turns -= 1
+        if (wait != 0 or attempt) and self._waits_for_itself(keys, terms.limit):
+            await self.refuse(partial(self._waits_for_itself, keys, terms.limit))
         asked = self.runtime.now()
         give_up_at = None if wait is None else asked + wait
         got: Hands[Holding] = Hands()
@@ -321,7 +361,7 @@ class Locker:
             self.keeper.drop_holding(holding)
             ours = holding.let_go(self.runtime.now())
             if not holding.left_to_others:
-                self.owe(holding.key, holding.owner, holding.terms.ttl, holding.void)
+                self.keeper.owe(holding.key, holding.owner, holding.terms.ttl, holding.void)
             if ours:
                 holding.tell_release()
 
@@ -340,27 +380,32 @@ class Locker:
     async def give_back(self, key: str, owner: str, ttl: float, void: float) -> Answer | None:
         """Release whatever ``owner`` has; what cannot be released now becomes a debt."""
         if self.keeper.over:  # Asking the engine would open again what was closed.
-            self.owe(key, owner, ttl, void)
+            self.keeper.owe(key, owner, ttl, void)
             return None
         sent = self.runtime.now() if self.observers.wants_answers else None
         try:
             answer = (await self.store.release(key, owner, void=void)).answer
         except EngineUnavailable as failure:
-            self.owe(key, owner, ttl, void)
+            self.keeper.owe(key, owner, ttl, void)
             if sent is not None:
-                tell_answer(self.observers, "release", sent, failed=True)
+                self.observers.tell_answer("release", sent, failed=True)
             return failure.answer if isinstance(failure, Unfinished) else None
         except BaseException:
-            self.owe(key, owner, ttl, void)
+            self.keeper.owe(key, owner, ttl, void)
             raise
         self.keeper.stakes.pop(owner, None)
         if sent is not None:
-            tell_answer(self.observers, "release", sent, failed=False)
+            self.observers.tell_answer("release", sent, failed=False)
         return answer
 
-    def owe(self, key: str, owner: str, ttl: float, void: float) -> None:
-        now = self.runtime.now()
-        self.keeper.owe(Debt(key, owner, void, now=now, until=now + max(ttl, PLACE)))
+    async def refuse(self, find: Callable[[], AlreadyHeld | None]) -> None:
+        """Raise the error that ``find`` returns, unless it returns ``None`` within ``LEAVING`` turns."""
+        for _ in range(LEAVING if self.runtime.suspends else 0):
+            if find() is None:
+                return
+            await self.runtime.sleep(0)
+        if refusal := find():
+            raise refusal
 
     def _waits_for_itself(self, keys: Sequence[str], limit: int) -> AlreadyHeld | None:
         """Return the error for a caller that would wait for its own release, or ``None``."""
@@ -382,8 +427,8 @@ class Locker:
         runtime = self.runtime
         return runtime.is_part_of(holding.control) and holding.held(runtime.now())
 
-    def refuse_to_hold_up_others(self, key: str, owner: str, limit: int) -> None:
-        """Raise ``AlreadyHeld`` if the caller, while it waits, would hold up what it waits for.
+    def would_hold_up_others(self, key: str, owner: str, limit: int) -> AlreadyHeld | None:
+        """Return an error if the caller, while it waits, would hold up what it waits for.
 
         That is a holder of the key, which could not release it, or a caller in front, which could not
         take its turn, or release it afterwards.
@@ -393,35 +438,31 @@ class Locker:
         for each in (keeper.holdings.get(key), *keeper.together_on(key)):
             stopped = each and runtime.holds_up(each.control) and each.held(runtime.now())
             if stopped or (each and self._is_own(each)):
-                raise AlreadyHeld(unqualified(key))
+                return AlreadyHeld(unqualified(key))
         if not runtime.holds_up(runtime.control()):
-            return  # Nor does it hold up anything else: most callers need not look.
+            return None  # Nor does it hold up anything else: most callers need not look.
         waits = [
             each.terms.limit
             for each in keeper.waiting_for(key)
             if each.owner != owner and runtime.holds_up(each.control)
         ]
         # Those that may hold the key together with the caller do not need each other's turn.
-        if waits and len(waits) >= min(limit, *waits):
-            raise AlreadyHeld(unqualified(key), waits=True)
+        held_up = waits and len(waits) >= min(limit, *waits)
+        return AlreadyHeld(unqualified(key), waits=True) if held_up else None
 
 
 class Acquisition:
-    """One acquisition of one key, from the first request until it holds or has left no trace.
-
-    While it waits, the keeper sends heartbeats for its place in the queue.
-    """
+    """One acquisition of one key, from the first request until it holds or has left no trace."""
 
     _anchor = Anchor(0.0, 0.0)
-    _retry_after = 0.0
-    _recovering = ""
-    _pace: Pace | None = None
-    _holder: str | None = None
-    _others = 0
     _leaves_traces = False
+    """Whether the engine may have a lease or a place of this owner."""
     _in_doubt = False
-    control: object = None
-    """The flow of control that waits; ``None`` until it has a place in the queue."""
+    """Whether a request may still take effect."""
+    _place: Place | None = None
+    """What the keeper keeps, once the caller waits."""
+    _busy: Busy | None = None
+    """The answer that the caller was not let into the queue."""
 
     def __init__(  # noqa: PLR0917 - each request calls it, and by position takes half the time
         self,
@@ -444,71 +485,76 @@ class Acquisition:
         self._room = 0 if wait == 0 else terms.max_waiters
         self._give_up_at = give_up_at
         self._caller = caller
-        self._asked = asked
-        self._attempt = attempt
+        self._since = attempt.since if attempt else asked
+        """When the caller first asked for the key, or got the one before it."""
+        self._is_repeated = attempt is not None and not attempt.last
+        """Whether the caller pauses and asks again if the key is busy."""
         label = f"{terms.label}{caller.about}"[:LONGEST_LABEL] if caller else terms.label
         ttl = terms.ttl if terms.max_hold is None else terms.first_ttl
         self._claim = Claim(owner, locker.store.process, ttl, label, terms.limit)
         self._bell = runtime.bell()
 
-    @property
-    def terms(self) -> Terms:
-        """What the caller asked for."""
-        return self._terms
-
     async def run(self, hands: Hands[Holding]) -> Holding:
-        keeper = self._locker.keeper
+        locker, keeper, terms = self._locker, self._locker.keeper, self._terms
         try:
-            if not keeper.stake(hands, self.key, self.owner, self._terms.ttl):
-                self._locker.refuse_unless_kept(self._terms)
-            if self._observers.heeds_answers and self._locker.fails_as_one:
-                self._refuse_if_it_is_down()
-            self._locker.switchboard.bells[self.owner] = self._bell
+            if not keeper.stake(hands, self.key, self.owner, terms.ttl):
+                locker.refuse_unless_kept(terms)
+            locker.switchboard.bells[self.owner] = self._bell
             return await self._until_held()
-        except (LockTimeout, EngineRecovering, AlreadyHeld) as failure:
+        except BaseException as failure:
+            # Others mean that it was cancelled, or that the engine would not answer at all.
+            answered = isinstance(failure, LockTimeout | EngineRecovering | AlreadyHeld)
             try:
-                if self._leaves_traces:
-                    await self._locker.give_back(*self._what_to_give_back())
+                if self._leaves_traces and not (self._place and self._place.was_given_back):
+                    if answered:
+                        await locker.give_back(self.key, self.owner, terms.ttl, self._void())
+                    else:
+                        keeper.owe(self.key, self.owner, terms.ttl, self._void())
                 keeper.stakes.pop(self.owner, None)
             finally:
-                self._tell_end(failure)
-            raise
-        except BaseException as failure:  # It was cancelled, or the engine would not answer at all.
-            if self._leaves_traces:
-                self._locker.owe(*self._what_to_give_back())
-            keeper.stakes.pop(self.owner, None)
-            self._tell_end(failure)
+                self._report(failure)
             raise
         finally:
-            self._locker.switchboard.bells.pop(self.owner, None)
-            if self._pace:  # Else it has never waited.
-                keeper.drop(self)
+            locker.switchboard.bells.pop(self.owner, None)
+            if self._place:
+                keeper.drop(self._place)
 
     async def _until_held(self) -> Holding:
         locker = self._locker
+        if self._observers.heeds_answers and locker.fails_as_one:
+            down_for = locker.health.spares(self._runtime.now())
+            if down_for:
+                raise self._unavailable(f"it has answered nobody for {down_for:.1f} s")
         while True:
             if locker.is_closed or locker.keeper.over:
                 raise locker.closed()
-            answer, now = await self._ask()
-            anchor = self._anchor
+            reply = await self._ask()
+            answer, anchor = reply.answer, self._anchor
             # One after the other, which costs less than ``match``, and the first the most often.
             if isinstance(answer, Held):
                 fence, until, confirmed = answer.fence, answer.until, True
                 at_most = self._claim.ttl
             elif isinstance(answer, Waiting):
-                message = await self._queue(answer, now)
+                place = await self._queue(answer, answer.until - reply.now)
+                message = await self._turn(place)
                 if isinstance(message, Ask) or not self._terms.renew:
                     continue
                 fence, until, confirmed = message.fence, message.until, False
-                anchor = self._anchor if message.since is None else Anchor.at(message.since)
+                anchor = place.anchor if message.since is None else Anchor.at(message.since)
                 # However old the anchor is, no hand-over lasts for longer from now on.
                 at_most = self._runtime.now() - anchor.local + min(self._claim.ttl, HANDOFF)
                 if anchor.is_implausible(until, at_most=at_most, drift=self._terms.drift):
                     continue
             elif isinstance(answer, Busy):
-                raise self._busy(answer, now)
+                self._busy, self._leaves_traces = answer, self._in_doubt or answer.elsewhere
+                if self._is_repeated and (refusal := self._would_hold_up_others()):
+                    raise refusal
+                waiters = answer.waiters if self._wait != 0 else None
+                raise self._timeout(answer, answer.until - reply.now, waiters)
+            elif locker.over:  # To close gives back what is waited for.
+                raise locker.closed()
             else:
-                raise self._refused()
+                raise self._unavailable("it refused the claim")
             holding = self._hold(fence, anchor, until, at_most, confirmed=confirmed)
             if holding:
                 return holding
@@ -518,23 +564,29 @@ class Acquisition:
 
     async def _ask(self) -> Reply:
         """Ask for the key; repeat while the engine does not answer and there is time."""
-        pause, failing_since = FIRST_PAUSE, None
+        health, pause, failing_since = self._locker.health, FIRST_PAUSE, None
         while True:
             self._leaves_traces = True
             sent = self._runtime.now()
             try:
                 reply = await self._locker.store.acquire(self.key, self._claim, room=self._room)
             except EngineRecovering as failure:
-                self._locker.health.recovers(failure)
+                health.recovers(failure)
                 self._in_doubt, failing_since = True, None
                 if pause >= self._patience():
                     raise
             except EngineUnavailable:
                 self._in_doubt = True
-                tell_answer(self._observers, "acquire", sent, failed=True)
+                self._observers.tell_answer("acquire", sent, failed=True)
                 failing_since = sent if failing_since is None else failing_since
-                new = self._pace is None and pause == FIRST_PAUSE
-                if pause >= self._time_for_an_answer(sent, failing_since, new=new):
+                known_for, now = health.failed(sent), self._runtime.now()
+                if not self._place and pause == FIRST_PAUSE and known_for - (now - sent) >= DOWN:
+                    raise
+                # A section that runs in any case does not wait for an engine that is known to be down.
+                failing_for = max(now - failing_since, known_for if self._terms.fail_open else 0.0)
+                # The ttl of a lease that is not renewed is the time of its work, not of an outage.
+                longest = max(self._terms.ttl, OUTAGE) if self._terms.renew else OUTAGE
+                if pause >= min(self._patience(), longest - failing_for):
                     raise
             except BaseException:
                 self._in_doubt = True
@@ -542,62 +594,48 @@ class Acquisition:
             else:
                 self._anchor = Anchor(reply.now, sent)
                 if self._observers.heeds_answers:
-                    self._locker.health.answered("acquire", sent)
+                    health.answered("acquire", sent)
                 return reply
-            await self._prepare_to_wait()
-            # Whatever the bell has to say, the engine says it again to the next question.
+            if self._caller:
+                await self._caller.prepare_to_wait()
+            # Any message of the bell is repeated by the answer to the next question.
             seconds = pause * (0.5 + self._runtime.jitter() / 2)
             await self._locker.pause(seconds, self._bell.heard, self._caller)
             if self._locker.over:
                 raise self._locker.closed()
             pause = min(LONGEST_PAUSE, 2 * pause)
 
-    def _refuse_if_it_is_down(self) -> None:
-        down_for = self._locker.health.spares(self._runtime.now())
-        if down_for:
-            raise self._unavailable(f"it has answered nobody for {down_for:.1f} s")
+    async def _queue(self, waiting: Waiting, rest: float) -> Place:
+        """Have the keeper keep the caller's place in the queue. ``rest`` is what the lease has left."""
+        locker, caller, place = self._locker, self._caller, self._place
+        if self._would_hold_up_others():
+            await locker.refuse(self._would_hold_up_others)
+        if place is None:
+            place = self._place = Place(
+                self.key,
+                self._claim,
+                self._terms,
+                runtime=self._runtime,
+                bell=self._bell,
+                locker=locker,
+                control=self._runtime.control() if caller is None else caller.control,
+                give_up_at=self._give_up_at,
+            )
+            locker.health.waits(self.key, self._claim.label, waiting)
+        place.waits(waiting, rest, self._anchor)
+        locker.keeper.keep(place)
+        if locker.over:
+            raise locker.closed()
+        if waiting.recovering:
+            failure = self._recovery(waiting, rest)
+            if failure.retry_after > self._patience():
+                raise failure
+        if caller:
+            await caller.prepare_to_wait()
+        return place
 
-    def _busy(self, answer: Busy, now: float) -> LockTimeout | EngineRecovering:
-        self._leaves_traces = self._in_doubt or answer.elsewhere
-        self._retry_after, self._recovering = answer.until - now, answer.recovering
-        self._holder, self._others = answer.holder or None, answer.others
-        if self._is_repeated:
-            self._refuse_to_hold_up_others()
-        return self._timeout(answer.waiters if self._wait != 0 else None)
-
-    def _time_for_an_answer(self, sent: float, failing_since: float, *, new: bool) -> float:
-        """Return for how much longer to ask an engine that has not answered what was ``sent``."""
-        known_for, now = self._locker.health.failed(sent), self._runtime.now()
-        if new and known_for - (now - sent) >= DOWN:
-            return 0.0
-        # A section that runs in any case does not wait for an engine that others have found to be down.
-        failing_for = max(now - failing_since, known_for if self._terms.fail_open else 0.0)
-        # How long a lease lasts that is not renewed says how long the work takes, not an outage.
-        longest = max(self._terms.ttl, OUTAGE) if self._terms.renew else OUTAGE
-        return min(self._patience(), longest - failing_for)
-
-    async def _queue(self, answer: Waiting, now: float) -> Grasp | Ask:
-        """Wait in the queue until there is something to do."""
-        turns = LEAVING if self._runtime.suspends else 0
-        while True:
-            try:
-                self._refuse_to_hold_up_others()
-            except AlreadyHeld:
-                if not turns:
-                    raise
-            else:
-                break
-            await self._runtime.sleep(0)
-            turns -= 1
-        self._keep_place(answer, now)
-        if self._locker.over:
-            raise self._locker.closed()
-        if answer.recovering:
-            self._refuse_if_it_recovers_for_longer()
-        await self._prepare_to_wait()
-        return await self._turn()
-
-    async def _turn(self) -> Grasp | Ask:
+    async def _turn(self, place: Place) -> Message:
+        """Wait until there is something to do."""
         while_waiting = self._caller.while_waiting if self._caller else None
         message = None
         while message is None:
@@ -605,7 +643,7 @@ class Acquisition:
             timeout = patience if while_waiting is None else min(LOOK, patience)
             message = await self._bell.heard(None if timeout == INFINITE else max(0.0, timeout))
             if message is None and timeout == patience:
-                raise self._timeout()
+                raise self._timeout(place.waiting, place.rest)
             if message is None and while_waiting:
                 while_waiting()
         while isinstance(message, Ask) and message.after:
@@ -613,31 +651,19 @@ class Acquisition:
             message = await self._bell.heard(pause) or Ask()
         return message
 
-    async def _prepare_to_wait(self) -> None:
-        if self._caller:
-            await self._caller.prepare_to_wait()
-
-    def _refused(self) -> EngineUnavailable:
-        if self._locker.over:  # To close gives back what is waited for.
-            return self._locker.closed()
-        return self._unavailable("it refused the claim")
-
-    def _unavailable(self, reason: str) -> EngineUnavailable:
-        return EngineUnavailable(self._locker.engine, reason)
-
     def _hold(
         self, fence: int, anchor: Anchor, until: float, at_most: float, *, confirmed: bool
     ) -> Holding | None:
         """Return the lease for its holder; ``None`` if the engine has to be asked whether it has it.
 
-        A lease may have ended meanwhile. Of one that was handed over, half of that time may be gone:
-        a process that notices so late might get no processor in time to confirm it in the background.
+        A lease may have ended by now. If half the time of one that was handed over is gone, the
+        process might get no processor in time to confirm it in the background.
         """
         deadline = anchor.deadline(until, at_most=at_most, drift=self._terms.drift)
         now = self._runtime.now()
         least = 0.0 if confirmed else min(self._claim.ttl, HANDOFF) / 2
-        if self._pace and self._patience() < -LATE:
-            raise self._timeout()
+        if self._place and self._patience() < -LATE:
+            raise self._timeout(self._place.waiting, self._place.rest)
         if now >= deadline - least:
             return None
         locker, caller = self._locker, self._caller
@@ -656,63 +682,41 @@ class Acquisition:
             self._claim,
             self._observers,
         )
-        self._locker.keeper.keep_holding(holding)
-        if self._locker.keeper.over:  # Since just before: then nobody keeps it.
-            raise self._locker.closed()
-        if self._pace:
+        locker.keeper.keep_holding(holding)
+        if locker.keeper.over:  # Since just before: then nobody keeps it.
+            raise locker.closed()
+        if self._place:
             if len(locker.waits) >= MOST_WAITS:
                 locker.waits.clear()
-            locker.waits[self.key] = now - self._since()
+            locker.waits[self.key] = now - self._since
         if self._observers.wants_leases:
-            tell_acquired(holding, self._since(), handed_over=self._pace is not None)
+            holding.tell_acquired(self._since, handed_over=self._place is not None)
         return holding
-
-    @property
-    def _is_repeated(self) -> bool:
-        """Whether the caller pauses and asks again if the key is busy."""
-        return self._attempt is not None and not self._attempt.last
-
-    def _since(self) -> float:
-        """Return when the caller first asked for the key, or got the one before it."""
-        return self._attempt.since if self._attempt else self._asked
-
-    def _tell_end(self, failure: BaseException) -> None:
-        """Report that the caller did not get the key, and why."""
-        if self._is_repeated and isinstance(failure, LockTimeout | EngineRecovering):
-            return
-        if isinstance(failure, AlreadyHeld):  # It has not waited: its code is to be mended.
-            return
-        observers, key, label, since = self._observers, self.key, self._claim.label, self._since()
-        place = self._pace.place if self._pace else None
-        if isinstance(failure, EngineUnavailable) and not self._locker.over:
-            health = self._locker.health
-            health.refused(failure, "acquire", key, label, since=since, place=place)
-        elif isinstance(failure, LockTimeout):
-            found = (self._holder, self._others)
-            tell_busy(observers, failure, key, label, since=since, found=found)
-        else:
-            tell_gave_up(observers, key, label, since=since, place=place)
 
     def _patience(self) -> float:
         return INFINITE if self._give_up_at is None else self._give_up_at - self._runtime.now()
 
-    def _refuse_if_it_recovers_for_longer(self) -> None:
-        """Raise ``EngineRecovering`` if the recovery will outlast the wait."""
-        failure = self._recovery()
+    def _void(self) -> float:
+        return 2 * self._terms.ttl + LATEST if self._in_doubt else 0.0
+
+    def _would_hold_up_others(self) -> AlreadyHeld | None:
+        return self._locker.would_hold_up_others(self.key, self.owner, self._terms.limit)
+
+    def _unavailable(self, reason: str) -> EngineUnavailable:
+        return EngineUnavailable(self._locker.engine, reason)
+
+    def _recovery(self, answer: Busy | Waiting, rest: float) -> EngineRecovering:
+        engine, rest = self._locker.engine, max(0.0, rest)
+        failure = EngineRecovering(engine, answer.recovering, retry_after=rest)
         self._locker.health.recovers(failure)
-        if failure.retry_after > self._patience():
-            raise failure
+        return failure
 
-    def _recovery(self) -> EngineRecovering:
-        rest = max(0.0, self._retry_after)
-        return EngineRecovering(self._locker.engine, self._recovering, retry_after=rest)
-
-    def _timeout(self, waiters: int | None = None) -> LockTimeout | EngineRecovering:
-        if self._recovering:
-            failure = self._recovery()
-            self._locker.health.recovers(failure)
-            return failure
-        rest, pace = self._retry_after, self._pace
+    def _timeout(
+        self, answer: Busy | Waiting, rest: float, waiters: int | None = None
+    ) -> LockTimeout | EngineRecovering:
+        if answer.recovering:
+            return self._recovery(answer, rest)
+        pace = self._place.pace if self._place else None
         if self._terms.renew:  # The holder's lease, too, lasts for as long as its work does.
             rest = self._locker.waits.get(self.key, min(rest, UNKNOWN_WAIT))
         return LockTimeout(
@@ -721,85 +725,22 @@ class Acquisition:
             retry_after=max(0.0, pace.until_its_turn(rest) if pace else rest),
             waiters=waiters,
             place=pace.place if pace else None,
-            holder=self._holder,
+            holder=answer.holder or None,
         )
 
-    def _void(self) -> float:
-        return 2 * self._terms.ttl + LATEST if self._in_doubt else 0.0
-
-    def _what_to_give_back(self) -> tuple[str, str, float, float]:
-        return self.key, self.owner, self._terms.ttl, self._void()
-
-    # What the keeper asks of everything that it keeps.
-
-    due = 0.0
-    slack = 0.25
-    over = False
-
-    def wake(self, locker: object) -> None:
-        if self._locker is locker:
-            self._bell.ring(Ask())
-
-    def close(self) -> float:
-        self._leaves_traces, self._in_doubt = False, True  # A request may be under way.
-        self._bell.ring(Ask())
-        return self._void()
-
-    def pulse(self, now: float) -> Pulse | None:
-        """Return the heartbeat of a caller that can still take its turn.
-
-        A caller whose event loop is closed gives back what it has. The keeper does not do that for one
-        whose wait is over, because its task or thread may be blocked and then continue at this very
-        moment: without heartbeats, its place or its unconfirmed lease ends by itself.
-        """
-        if self._bell.deaf:
-            self.over = self._in_doubt = True  # A request may be under way.
-            self._locker.switchboard.bells.pop(self.owner, None)
-            self._locker.owe(*self._what_to_give_back())
-        elif self._give_up_at is not None and now > self._give_up_at + LATE:
-            self.over = True
-        return None if self.over else Pulse(self.key, self.owner, self._terms.first_ttl, waits=True)
-
-    def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
-        """Process the answer to a heartbeat: still waiting, or a reason to ring the bell."""
-        self.due = now + BEAT
-        if isinstance(reply, EngineUnavailable):
-            self._bell.ring(Ask())
+    def _report(self, failure: BaseException) -> None:
+        # A caller with ``AlreadyHeld`` has not waited: its code has to be mended.
+        told_later = isinstance(failure, LockTimeout | EngineRecovering) and self._is_repeated
+        if told_later or isinstance(failure, AlreadyHeld):
             return
-        self._anchor = Anchor(reply.now, sent)
-        match reply.answer:
-            case Waiting():
-                self._plan_heartbeat(reply.answer, reply.now)
-            case Held(fence, until):
-                self._bell.ring(Grasp(fence, until))
-            case _:
-                self._bell.ring(Ask())
-
-    def _refuse_to_hold_up_others(self) -> None:
-        self._locker.refuse_to_hold_up_others(self.key, self.owner, self._terms.limit)
-
-    def _keep_place(self, waiting: Waiting, now: float) -> None:
-        self._plan_heartbeat(waiting, now)
-        caller = self._caller
-        self.control = self._runtime.control() if caller is None else caller.control
-        self._locker.keeper.keep(self)
-
-    def _plan_heartbeat(self, waiting: Waiting, now: float) -> None:
-        """Plan the next heartbeat: the first waiter asks when the lease should end."""
-        self._retry_after, self._recovering = waiting.until - now, waiting.recovering
-        self._holder, self._others = waiting.holder or None, waiting.others
-        if self._pace is None:
-            self._pace = Pace()
-            tell_waiting(
-                self._observers,
-                self.key,
-                self._claim.label,
-                place=waiting.position,
-                holder=self._holder,
-                others=self._others,
-            )
-        self._pace.saw(waiting.position, self._runtime.now())
-        pause = BEAT * (0.75 + self._runtime.jitter() / 4)
-        if waiting.position == 0:
-            pause = min(pause, max(0.0, waiting.until - now) + GRACE)
-        self.due = self._runtime.now() + pause
+        place = self._place
+        answer = self._busy or (place and place.waiting)
+        self._locker.health.not_acquired(
+            failure,
+            self.key,
+            self._claim.label,
+            since=self._since,
+            place=place.pace.place if place else None,
+            others=answer.others if answer else 0,
+            closed=self._locker.over,
+        )

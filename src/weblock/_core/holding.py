@@ -1,4 +1,21 @@
-"""What a holder knows of its lease, and how it notices that the lease is lost."""
+r"""What a holder knows of its lease, and how it finds out that the lease is lost.
+
+A holder must stop before another caller can get the key, although its clock and the engine's are two
+clocks, and messages take time. So a deadline is computed from a time *before* the request was sent:
+
+    holder   |--- sent ----------------------- deadline (stops relying on the lease)
+                    \                               |<- drift of the clocks, MARGIN ->|
+    engine   |------ granted -------------------------------------------------- until (may grant again)
+
+- However long the answer took, the deadline comes before the end in the engine (``Anchor``).
+- A renewal moves the deadline out, never back. An answer that the lease is gone means *lost*; no
+  answer means *unknown* until the deadline, and *lost* after it.
+- A lease whose deadline has passed is lost, whether or not anything reports it: ``check`` compares
+  the time. A lease that is lost stays lost, even if a late answer says that it was renewed.
+
+``Holding`` is one lease of one key. Its holder calls ``check``; the keeper, perhaps in another thread,
+renews it, moves the deadline, and reports a loss.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +25,10 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..errors import EngineUnavailable, LeaseLost
-from ..events import AtRisk, Lost, ReleaseAsked, Released
+from ..events import Acquired, AtRisk, Lost, ReleaseAsked, Released
 from ..keys import unqualified
-from .observers import NOBODY, Observers
 from .ports import Pulse, Reply
+from .reporting import NOBODY, Observers
 from .table import Claim, Held
 
 DRIFT: Final = 0.01
@@ -120,11 +137,7 @@ class Status(enum.Enum):
 
 
 class Holding:
-    """One lease in the hands of its holder.
-
-    The holder calls ``check``; the keeper moves the deadline and reports losses, perhaps from
-    another thread. A lease whose deadline has passed is lost, whether or not anything reports it.
-    """
+    """One lease of one key, as its holder has it."""
 
     __slots__ = (
         "__weakref__",
@@ -222,6 +235,12 @@ class Holding:
         self.lose(self._why_it_ends())
         return self.status is Status.RELEASED
 
+    def tell_acquired(self, since: float, *, handed_over: bool) -> None:
+        """Report that a caller that asked at ``since`` has the lease."""
+        if Acquired in self.observers.wanted:
+            waited = self.since - since
+            self.observers.tell(Acquired(**self.about(), waited=waited, handed_over=handed_over))
+
     def tell_release(self) -> None:
         if Released in self.observers.wanted:
             self.observers.tell(Released(**self.about(), held_for=self.held_for()))
@@ -296,15 +315,12 @@ class Holding:
         if answer.asked:
             self.ask_to_release()
 
-    # What the keeper asks of everything that it keeps.
+    # What the keeper asks of all that it keeps: see ``waiting.Place``, too.
 
     @property
     def slack(self) -> float:
         # Leases whose renewals are close to each other share one request from then on.
         return max(0.05, (self.deadline - self.due) / 20)
-
-    def wake(self, locker: object) -> None:
-        """A holder waits for nothing."""
 
     def close(self) -> float:
         self.lose("closed")
@@ -343,11 +359,6 @@ class Holding:
             self.renewed(reply.answer, Anchor(reply.now, sent), self._asked)
         else:
             self.lose("taken")
-
-    @property
-    def forgotten(self) -> bool:
-        """Whether it is renewed although no code refers to it, so nothing can release it."""
-        return self.status is Status.HELD and self.terms.renew
 
     def _why_it_ends(self) -> str:
         # An answer that took long leaves a deadline just before what ``max_hold`` allows.

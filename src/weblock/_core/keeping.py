@@ -1,23 +1,34 @@
-"""The keeper: it keeps alive what this process has in one engine.
+"""Renew leases, and keep places in queues, in the background.
 
-Every lease and every place in a queue lives by heartbeats. One keeper for each engine sends them,
-in batches, in the background and on a client of its own, so that neither a handler that blocks its
-event loop nor one that computes can delay them. It also pays debts: what a cancelled caller could
-not give back itself.
+A lease, and a place in a queue, expires unless a heartbeat renews it. Each process runs one ``Keeper``
+for each engine. The keeper
+
+- sends the heartbeats that are due, up to ``PORTION`` of them in one request, those of leases first;
+- passes the answers to the ``Holding`` or ``Place``, which reports a loss, or notifies the waiter;
+- retries releases that their callers could not complete (``Debt``);
+- releases what no code refers to any more (``Stake``).
+
+The keeper runs in its own thread and uses its own connection. A handler that blocks the event loop, or
+that computes for a long time, therefore cannot delay a renewal.
+
+Callers change what is kept from any thread, and from finalizers, which may run in the middle of any
+line. So there is no mutex: each change is one operation on a dictionary, and the loop reads copies. A
+change that must not wait until the loop wakes up by itself rings its bell afterwards, so none is missed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import ref
 
 from ..errors import EngineUnavailable
 from ..events import Forgotten
 from ..keys import unqualified
-from .holding import Hands, Holding, Terms
+from .holding import Hands, Holding
 from .ports import Ask, Pulse, Reply, Runtime, Store
 from .table import PLACE
+from .waiting import LATEST, Place
 
 NAP: Final = 1.0
 """Seconds after which an idle keeper checks again what it has to keep.
@@ -32,52 +43,25 @@ LINGER: Final = 60.0
 PORTION: Final = 200
 """Heartbeats in one request, at most: an engine that is busy with them serves nobody else."""
 
-LATEST: Final = 5.0
-"""Seconds after which an abandoned request can no longer reach the engine, beyond two ttl."""
+INFINITE: Final = float("inf")
 
 Spawn = Callable[[], bool]
 Report = Callable[[str], None]
 
 
-class Kept(Protocol):
-    """What lives by heartbeats."""
-
-    key: str
-    owner: str
-    control: object
-    """The flow of control that holds or waits."""
-    due: float
-
-    @property
-    def terms(self) -> Terms: ...
-
-    @property
-    def slack(self) -> float:
-        """Seconds by which a heartbeat may come early, to share its batch."""
-
-    @property
-    def over(self) -> bool: ...
-
-    def pulse(self, now: float) -> Pulse | None: ...
-
-    def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None: ...
-
-    def wake(self, locker: object) -> None:
-        """Have a caller that waits by ``locker`` look again at what it waits for."""
-
-    def close(self) -> float:
-        """Notify the holder or waiter of the end; return for how long to reject its owner."""
+Kept = Holding | Place
+"""What lives by heartbeats."""
 
 
 class Debt:
     """Something to give back to the engine, tried until it answers or forgets by itself."""
 
-    def __init__(self, key: str, owner: str, void: float, *, now: float, until: float) -> None:
+    def __init__(self, key: str, owner: str, void: float, *, due: float, until: float) -> None:
         self.key = key
         self.owner = owner
         self.void = void
+        self.due = due
         self.until = until
-        self.due = now
 
 
 class Stake(ref[Hands[Holding]]):
@@ -128,7 +112,7 @@ class Keeper:
         self._bell = runtime.bell()
         self._ring: Callable[[Any], None] = self._bell.ring
         """Rings with a message, or with a stake whose hands are gone."""
-        self._wakes_at = float("inf")
+        self._wakes_at = INFINITE
         self._attended = False
         """Whether something was to be kept since the last nap."""
         self._naps = 0
@@ -143,9 +127,9 @@ class Keeper:
     def idle(self) -> bool:
         return not self._kept and not self._debts
 
-    def keep(self, kept: Kept) -> None:
-        self._kept[kept.owner] = kept
-        self._attend(kept.due)
+    def keep(self, place: Place) -> None:
+        self._kept[place.owner] = place
+        self._attend(place.due)
 
     def keep_holding(self, holding: Holding) -> None:
         self._kept[holding.owner] = holding
@@ -158,7 +142,9 @@ class Keeper:
             self._attend(holding.due)
 
     def drop(self, kept: Kept) -> None:
-        if self._kept.get(kept.owner) is kept:
+        if isinstance(kept, Holding):
+            self.drop_holding(kept)
+        elif self._kept.get(kept.owner) is kept:
             self._kept.pop(kept.owner, None)
 
     def drop_holding(self, holding: Holding) -> None:
@@ -167,16 +153,27 @@ class Keeper:
         if self.holdings.get(holding.key) is holding:
             self.holdings.pop(holding.key, None)
         elif self.together:
-            self._drop_together(holding)
+            left = self.together.get(holding.key)
+            if left is None or left.pop(holding.owner, None) is None or left:
+                return
+            # Another thread may have added a lease to the part that was just found empty.
+            for added in list((self.together.pop(holding.key, None) or {}).values()):
+                self._add_together(added)
+
+    def _add_together(self, holding: Holding) -> None:
+        added: dict[str, Holding] = {}
+        while self.together.get(holding.key) is not added:
+            added = self.together.setdefault(holding.key, {})
+            added[holding.owner] = holding
 
     def together_on(self, key: str) -> Sequence[Holding]:
         """Return the leases of a key that this process has, where others may have it, too."""
         return list(self.together.get(key, {}).values())
 
-    def waiting_for(self, key: str) -> Sequence[Kept]:
-        """Return the callers of this process that have a place in the queue of a key."""
+    def waiting_for(self, key: str) -> Sequence[Place]:
+        """Return the places in the queue of a key that callers of this process have."""
         kept = list(self._kept.values())
-        return [each for each in kept if each.key == key and not isinstance(each, Holding)]
+        return [each for each in kept if isinstance(each, Place) and each.key == key]
 
     def stake(self, hands: Hands[Any], key: str, owner: str, ttl: float) -> bool:
         """Give back whatever ``owner`` has as soon as no code refers to ``hands`` any more.
@@ -187,32 +184,35 @@ class Keeper:
         stake.key, stake.owner, stake.ttl = key, owner, ttl
         self.stakes[owner] = stake
         if not self._running:
-            self._attend(float("inf"))
+            self._attend(INFINITE)
         return self._running
 
-    def owe(self, debt: Debt) -> None:
+    def owe(self, key: str, owner: str, ttl: float, void: float) -> None:
         """Give back in the background what its caller cannot wait to give back."""
-        self._drop_owner(debt.owner)
-        self._debts[debt.owner] = debt
-        self.stakes.pop(debt.owner, None)
-        self._attend(debt.due)
+        now = self._runtime.now()
+        # Of a keeper that is closed, each debt is tried once.
+        until = now if self.over else now + max(ttl, PLACE)
+        if kept := self._kept.get(owner):
+            self.drop(kept)
+        self._debts[owner] = Debt(key, owner, void, due=now, until=until)
+        self.stakes.pop(owner, None)
+        self._attend(now)
 
     def wake(self, locker: object) -> None:
         """Wake the callers that wait by ``locker``, which has been closed: it was not the only one."""
         for each in list(self._kept.values()):
-            each.wake(locker)
+            if isinstance(each, Place) and each.locker is locker:
+                each.wake()
 
     def close(self) -> None:
         """End the loop. Holders and waiters are notified, and debts are paid first."""
         self.over = True
-        now = self._runtime.now()
         for each in list(self._kept.values()):
-            self.drop_holding(each) if isinstance(each, Holding) else self.drop(each)
-            self.owe(Debt(each.key, each.owner, each.close(), now=now, until=now))
+            self.drop(each)
+            self.owe(each.key, each.owner, each.terms.ttl, each.close())
         for stake in list(self.stakes.values()):
             # Its request is under way, or its release: nobody pays what these owe later.
-            void = 2 * stake.ttl + LATEST
-            self.owe(Debt(stake.key, stake.owner, void, now=now, until=now))
+            self.owe(stake.key, stake.owner, stake.ttl, 2 * stake.ttl + LATEST)
         self._ends = True
         self._bell.ring(Ask())
 
@@ -235,7 +235,7 @@ class Keeper:
         hasty = store.hasty()
         while not self._ends:
             # Anything that is added from here on rings, so the check below misses nothing.
-            asked_for, self._wakes_at = self._wakes_at, float("inf")
+            asked_for, self._wakes_at = self._wakes_at, INFINITE
             await self._beat(store)
             now = self._runtime.now()
             # A portion at a time: while an engine is slow to take them, leases need renewal.
@@ -247,13 +247,14 @@ class Keeper:
             if self._runtime.now() < asked_for:
                 wakes_at = min(wakes_at, asked_for)
             self._wakes_at = wakes_at
-            heard: object = await self._bell.heard(_seconds(wakes_at - self._runtime.now()))
+            left = None if wakes_at == INFINITE else max(0.0, wakes_at - self._runtime.now())
+            heard: object = await self._bell.heard(left)
             if isinstance(heard, Stake):
                 self._let_go(heard)
         # Nothing else is kept any more, so that patience delays nobody.
-        left = list(self._debts.values())
-        while left:
-            left = left[await self._pay(left[:PORTION], store) :]
+        debts = list(self._debts.values())
+        while debts:
+            debts = debts[await self._pay(debts[:PORTION], store) :]
 
     def _attend(self, due: float) -> None:
         self._attended = True
@@ -269,37 +270,14 @@ class Keeper:
             self._wakes_at = due
             self._bell.ring(Ask())
 
-    # Any thread may change it, without a mutex, which a finalizer might wait for. What one thread adds to
-    # a part that another has just found empty and removes is added again, by one of them.
-
-    def _add_together(self, holding: Holding) -> None:
-        added: dict[str, Holding] = {}
-        while self.together.get(holding.key) is not added:
-            added = self.together.setdefault(holding.key, {})
-            added[holding.owner] = holding
-
-    def _drop_together(self, holding: Holding) -> None:
-        left = self.together.get(holding.key)
-        if left is None or left.pop(holding.owner, None) is None or left:
-            return
-        for added in list((self.together.pop(holding.key, None) or {}).values()):
-            self._add_together(added)
-
-    def _drop_owner(self, owner: str) -> None:
-        kept = self._kept.get(owner)
-        if isinstance(kept, Holding):
-            self.drop_holding(kept)
-        elif kept:
-            self.drop(kept)
-
     def _let_go(self, stake: Stake) -> None:
         """Give back what no code refers to any more; a lease without renewal ends by itself."""
         if self.stakes.pop(stake.owner, None) is not stake:
             return
         self._disconnect(stake.owner)
-        kept, now, void = self._kept.get(stake.owner), self._runtime.now(), 2 * stake.ttl + LATEST
+        kept, void = self._kept.get(stake.owner), 2 * stake.ttl + LATEST
         if isinstance(kept, Holding):
-            if not kept.forgotten:
+            if kept.over or not kept.terms.renew:
                 return
             void = kept.void
             if Forgotten in kept.observers.wanted:
@@ -308,7 +286,7 @@ class Keeper:
                 f"the lease of {unqualified(kept.key)!r:.200} was not released, and nobody refers to"
                 " it any more: release it, or use a with block"
             )
-        self.owe(Debt(stake.key, stake.owner, void, now=now, until=now + max(stake.ttl, PLACE)))
+        self.owe(stake.key, stake.owner, stake.ttl, void)
 
     def _next_due(self) -> float:
         dues = [each.due for each in list(self._kept.values())]
@@ -317,7 +295,7 @@ class Keeper:
             return min(dues)
         self._naps = 0 if self._attended else self._naps + 1
         self._attended = False
-        return self._runtime.now() + NAP if self._naps * NAP < LINGER else float("inf")
+        return self._runtime.now() + NAP if self._naps * NAP < LINGER else INFINITE
 
     async def _pay(self, debts: Sequence[Debt], store: Store) -> int:
         """Pay debts, as many as the engine takes at once; return how many these were."""
@@ -337,56 +315,36 @@ class Keeper:
 
         Between two portions, a lease that has become due meanwhile comes before the rest.
         """
-        beating = self._beating()
-        for start in range(0, len(beating), PORTION):
-            if start and self._a_lease_is_due():
-                return  # What was not sent is still due.
-            await self._beat_portion(store, beating[start : start + PORTION])
-
-    def _beating(self) -> list[tuple[Kept, Pulse]]:
         now = self._runtime.now()
         leases: list[tuple[Kept, Pulse]] = []
         places: list[tuple[Kept, Pulse]] = []
         for each in list(self._kept.values()):
-            if each.due <= now + each.slack:
-                if pulse := each.pulse(now):
-                    (leases if isinstance(each, Holding) else places).append((each, pulse))
-                self._drop_if_over(each)
-        return leases + places
-
-    def _a_lease_is_due(self) -> bool:
-        now = self._runtime.now()
-        kept = list(self._kept.values())
-        return any(each.due <= now for each in kept if isinstance(each, Holding))
+            if each.due > now + each.slack:
+                continue
+            if isinstance(each, Place) and each.deaf:
+                self._disconnect(each.owner)
+                self.owe(each.key, each.owner, each.terms.ttl, each.close())
+                continue
+            if pulse := each.pulse(now):
+                (leases if isinstance(each, Holding) else places).append((each, pulse))
+            if each.over:
+                self.drop(each)
+        beating = leases + places
+        for start in range(0, len(beating), PORTION):
+            now, kept = self._runtime.now(), list(self._kept.values())
+            if start and any(each.due <= now for each in kept if isinstance(each, Holding)):
+                return  # What was not sent is still due.
+            await self._beat_portion(store, beating[start : start + PORTION])
 
     async def _beat_portion(self, store: Store, portion: Sequence[tuple[Kept, Pulse]]) -> None:
-        sent = self._runtime.now()
-        replies = await self._refresh(store, [pulse for _, pulse in portion])
+        sent, replies = self._runtime.now(), list[Reply | EngineUnavailable]()
+        try:
+            replies += await store.refresh([pulse for _, pulse in portion])
+        except EngineUnavailable as error:
+            replies = [error] * len(portion)
         now = self._runtime.now()
         for (each, _), reply in zip(portion, replies, strict=True):
             if self._kept.get(each.owner) is each:
-                self._hear(each, reply, sent, now)
-
-    async def _refresh(
-        self, store: Store, pulses: Sequence[Pulse]
-    ) -> Sequence[Reply | EngineUnavailable]:
-        try:
-            return await store.refresh(pulses)
-        except EngineUnavailable as error:
-            return [error] * len(pulses)
-
-    def _hear(self, each: Kept, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
-        each.heard(reply, sent, now)
-        self._drop_if_over(each)
-
-    def _drop_if_over(self, each: Kept) -> None:
-        if not each.over:
-            return
-        if isinstance(each, Holding):
-            self.drop_holding(each)
-        else:
-            self.drop(each)
-
-
-def _seconds(timeout: float) -> float | None:
-    return None if timeout == float("inf") else max(0.0, timeout)
+                each.heard(reply, sent, now)
+                if each.over:
+                    self.drop(each)

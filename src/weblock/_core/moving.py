@@ -1,8 +1,11 @@
 """Move a lease to another process, which continues it with the same fence.
 
-1. The giver replaces the owner of the lease by the owner of a token (``tokens``). From then on the
-   lease belongs to no process: nobody renews it, and it lasts for the time that the giver chose.
+1. The giver replaces the owner of the lease by the owner of a token. From then on the lease belongs to
+   no process: no keeper renews it, and it lasts for the time that the giver chose.
 2. The taker replaces the owner of the token by an owner of its own, and renews the lease.
+
+A token carries a random secret, and the key, fence and limit of each lease. The owner that the engine
+stores is a digest of the whole token, so a token in which anything was changed finds no lease.
 
 An engine replaces an owner only if it is the stored one, in one atomic step. So of several callers with
 one token, one gets the lease, and a token with a wrong fence changes nothing.
@@ -14,23 +17,98 @@ more, because its lease has ended, the first taker that finds this out releases 
 
 from __future__ import annotations
 
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from hashlib import sha256
+from typing import Final, NamedTuple
 
-from ..errors import EngineUnavailable, LeaseLost
+from ..errors import ConfigurationError, EngineUnavailable, LeaseLost
 from ..events import HandedOver, TakenOver
-from ..keys import unqualified
+from ..keys import check_key, unqualified
 from .acquiring import Locker
 from .holding import Anchor, Hands, Holding, Status, Terms
-from .keeping import LATEST
 from .ports import Reply
-from .table import Claim, Held
-from .tokens import Facts, OnItsWay, leases_in, token_of
+from .table import SHARED, Claim, Held
+from .waiting import LATEST
+
+_FORMAT: Final = "weblock1."
+"""The beginning of every token. It names the version of the format."""
+
 
 LONGEST_OUTAGE: Final = 3600.0
 """Seconds for which a process tries to release leases of a token, which does not say when they end."""
+
+
+class Facts(NamedTuple):
+    """The facts of one lease that a token carries."""
+
+    key: str
+    fence: int
+    limit: int
+
+
+class OnItsWay(NamedTuple):
+    """The lease of one key between two holders. ``owner`` is its owner in the engine."""
+
+    key: str
+    fence: int
+    limit: int
+    owner: str
+
+
+def token_of(secret: str, leases: Sequence[Facts]) -> str:
+    """Return the token of leases that move together: letters, digits, ``.``, ``-`` and ``_``.
+
+    It ends with a checksum, which tells a damaged token from one whose lease has ended.
+    """
+    facts = json.dumps([secret, *leases], separators=(",", ":"))
+    text = urlsafe_b64encode(facts.encode()).decode().rstrip("=")
+    return f"{_FORMAT}{text}.{_digest(text)[:8]}"
+
+
+def leases_in(token: object) -> list[OnItsWay]:
+    """Return the leases that a token names.
+
+    Raises:
+        ConfigurationError: The value is not a token, or a part of the token is wrong or missing.
+    """
+    if not isinstance(token, str) or not token.startswith(_FORMAT):
+        raise ConfigurationError(
+            f"take_over was given a {type(token).__name__} that is not a token: pass the string that"
+            " lease.hand_over() returned"
+        )
+    text, _, checksum = token.removeprefix(_FORMAT).partition(".")
+    leases: list[OnItsWay] = []
+    with suppress(ValueError, TypeError, RecursionError):
+        if checksum == _digest(text)[:8]:
+            _, *facts = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+            leases = [OnItsWay(*Facts(*each), _owner(text, i)) for i, each in enumerate(facts)]
+    if not leases or not all(map(_is_sound, leases)):
+        # The error must not show the token, which is a secret.
+        raise ConfigurationError(
+            f"take_over was given a token that is damaged: of its {len(token)} characters, some are"
+            " missing or wrong. Pass on the whole string that lease.hand_over() returned"
+        )
+    for lease in leases:
+        check_key(unqualified(lease.key))
+    return leases
+
+
+def _is_sound(lease: OnItsWay) -> bool:
+    types = [type(fact) for fact in lease]
+    return types == [str, int, int, str] and 1 <= lease.limit <= SHARED
+
+
+def _owner(text: str, number: int) -> str:
+    """Return the owner of one of the leases of a token with this text."""
+    return _digest(f"{number} {text}")[:32]
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
 
 
 async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | None) -> str:
@@ -53,7 +131,7 @@ async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | No
     except BaseException:
         for holding, lease in zip(holdings, given, strict=True):
             length = holding.terms.ttl if ttl is None else ttl
-            locker.owe(lease.key, lease.owner, length, 2 * holding.terms.ttl + LATEST)
+            locker.keeper.owe(lease.key, lease.owner, length, 2 * holding.terms.ttl + LATEST)
         locker.abandon(holdings)
         raise
     for holding in holdings:
@@ -107,7 +185,7 @@ async def _has_ended(locker: Locker, lease: OnItsWay) -> bool:
 def release_given(locker: Locker, leases: Sequence[OnItsWay]) -> None:
     """Release leases of a token, which no caller is to take over any more, in the background."""
     for lease in leases:
-        locker.owe(lease.key, lease.owner, LONGEST_OUTAGE, 0.0)
+        locker.keeper.owe(lease.key, lease.owner, LONGEST_OUTAGE, 0.0)
 
 
 async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Holding]) -> Holding:
@@ -140,7 +218,7 @@ async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Hold
         _refuse_if_over(locker)  # Since just before: then nobody keeps it.
     except BaseException:
         # In the background: a request may be under way that would get the lease.
-        locker.owe(key, owner, terms.ttl, 2 * terms.ttl + LATEST)
+        locker.keeper.owe(key, owner, terms.ttl, 2 * terms.ttl + LATEST)
         raise
     if TakenOver in locker.observers.wanted:
         locker.observers.tell(TakenOver(**holding.about()))

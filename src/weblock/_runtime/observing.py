@@ -15,7 +15,7 @@ from logging import DEBUG
 from queue import Empty
 from typing import Any, Final
 
-from .._core.observers import Listener, Observers
+from .._core.reporting import Listener, Observers
 from .._platform.forks import enter_child, getpid, heed_forks, process
 from .._platform.logs import logger
 from .._platform.threads import BackgroundThread

@@ -8,8 +8,8 @@ from typing import Protocol
 from weblock._core.acquiring import Locker
 from weblock._core.holding import Holding
 from weblock._core.keeping import Keeper
-from weblock._core.observers import Observers
 from weblock._core.ports import Runtime, Store, Switchboard
+from weblock._core.reporting import Observers
 from weblock.events import EVENTS, Event
 
 from .network import Network

@@ -16,7 +16,7 @@ from typing import Any, Final
 from tests.support.tokens import facts_of, sealed
 from weblock._core import moving
 from weblock._core.holding import Holding, Status, Terms
-from weblock._core.tokens import OnItsWay, leases_in
+from weblock._core.moving import OnItsWay, leases_in
 from weblock.errors import WeblockError
 
 from .client import Client

@@ -18,6 +18,7 @@ from weblock._core import table
 from weblock._core.acquiring import Acquisition, Locker
 from weblock._core.holding import Anchor, Holding
 from weblock._core.keeping import Keeper
+from weblock._core.waiting import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,9 +317,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "waiters send no heartbeats",
-        Acquisition,
+        Place,
         "pulse",
-        "return None if self.over else Pulse(self.key, self.owner, self._terms.first_ttl, waits=True)",
+        "return Pulse(self.key, self.owner, self.terms.first_ttl, waits=True)",
         "self.due = now + 1.0",
         ("P4", "P9", "P10"),
         seed=10,
@@ -346,7 +347,7 @@ MUTANTS: Final = (
         "a cancelled waiter leaves its place",
         Acquisition,
         "run",
-        "self._locker.owe(*self._what_to_give_back())",
+        "keeper.owe(self.key, self.owner, terms.ttl, self._void())",
         "pass",
         ("P6",),
         seed=7,
@@ -355,7 +356,7 @@ MUTANTS: Final = (
         "a waiter whose time is up leaves its place",
         Acquisition,
         "run",
-        "await self._locker.give_back(*self._what_to_give_back())",
+        "await locker.give_back(self.key, self.owner, terms.ttl, self._void())",
         "pass",
         ("P6",),
         seed=11,
@@ -392,7 +393,7 @@ MUTANTS: Final = (
         "one that gave up is still kept alive",
         Acquisition,
         "run",
-        "keeper.drop(self)",
+        "keeper.drop(self._place)",
         "pass",
         ("P6", "P9"),
         seed=2,
@@ -401,7 +402,7 @@ MUTANTS: Final = (
         "one that gave up can still be rung",
         Acquisition,
         "run",
-        "self._locker.switchboard.bells.pop(self.owner, None)",
+        "locker.switchboard.bells.pop(self.owner, None)",
         "pass",
         ("P9",),
     ),

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from weblock._core import table
-from weblock._core.acquiring import BEAT
 from weblock._core.holding import Holding, Status
 from weblock._core.ports import Pulse, Reply
 from weblock._core.table import HANDOFF, SHARED, Grant, Held, KeyState, Place, fits
+from weblock._core.waiting import BEAT
 from weblock.errors import AlreadyHeld, EngineUnavailable, LeaseLost, LockTimeout, WeblockError
 
 from .engine import Acquire, AskRelease, Change, Refresh, Request

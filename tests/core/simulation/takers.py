@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from weblock._core import moving
 from weblock._core.holding import Terms
-from weblock._core.tokens import leases_in
+from weblock._core.moving import leases_in
 from weblock.errors import WeblockError
 
 from .moving import Deaf
