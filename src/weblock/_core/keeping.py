@@ -241,7 +241,14 @@ class Keeper:
             # A portion at a time: while an engine is slow to take them, leases need renewal.
             due = [each for each in list(self._debts.values()) if each.due <= now]
             await self._pay(due[:PORTION], hasty)
-            wakes_at = self._next_due()
+            dues = [each.due for each in list(self._kept.values())]
+            dues += [debt.due for debt in list(self._debts.values())]
+            if dues:
+                wakes_at = min(dues)
+            else:
+                self._naps = 0 if self._attended else self._naps + 1
+                self._attended = False
+                wakes_at = self._runtime.now() + NAP if self._naps * NAP < LINGER else INFINITE
             # A time that was asked for is kept, though its asker may have gone by now: where a key
             # goes from hand to hand, the next one relies on it instead of ringing again.
             if self._runtime.now() < asked_for:
@@ -288,15 +295,6 @@ class Keeper:
             )
         self.owe(stake.key, stake.owner, stake.ttl, void)
 
-    def _next_due(self) -> float:
-        dues = [each.due for each in list(self._kept.values())]
-        dues += [debt.due for debt in list(self._debts.values())]
-        if dues:
-            return min(dues)
-        self._naps = 0 if self._attended else self._naps + 1
-        self._attended = False
-        return self._runtime.now() + NAP if self._naps * NAP < LINGER else INFINITE
-
     async def _pay(self, debts: Sequence[Debt], store: Store) -> int:
         """Pay debts, as many as the engine takes at once; return how many these were."""
         if not debts:
@@ -334,17 +332,16 @@ class Keeper:
             now, kept = self._runtime.now(), list(self._kept.values())
             if start and any(each.due <= now for each in kept if isinstance(each, Holding)):
                 return  # What was not sent is still due.
-            await self._beat_portion(store, beating[start : start + PORTION])
-
-    async def _beat_portion(self, store: Store, portion: Sequence[tuple[Kept, Pulse]]) -> None:
-        sent, replies = self._runtime.now(), list[Reply | EngineUnavailable]()
-        try:
-            replies += await store.refresh([pulse for _, pulse in portion])
-        except EngineUnavailable as error:
-            replies = [error] * len(portion)
-        now = self._runtime.now()
-        for (each, _), reply in zip(portion, replies, strict=True):
-            if self._kept.get(each.owner) is each:
-                each.heard(reply, sent, now)
-                if each.over:
-                    self.drop(each)
+            portion = beating[start : start + PORTION]
+            replies: Sequence[Reply | EngineUnavailable]
+            sent = self._runtime.now()
+            try:
+                replies = await store.refresh([pulse for _, pulse in portion])
+            except EngineUnavailable as error:
+                replies = [error] * len(portion)
+            now = self._runtime.now()
+            for (each, _), reply in zip(portion, replies, strict=True):
+                if self._kept.get(each.owner) is each:
+                    each.heard(reply, sent, now)
+                    if each.over:
+                        self.drop(each)

@@ -43,7 +43,7 @@ LONGEST_OUTAGE: Final = 3600.0
 
 
 class Facts(NamedTuple):
-    """The facts of one lease that a token carries."""
+    """What a token carries of each lease."""
 
     key: str
     fence: int
@@ -51,12 +51,13 @@ class Facts(NamedTuple):
 
 
 class OnItsWay(NamedTuple):
-    """The lease of one key between two holders. ``owner`` is its owner in the engine."""
+    """The lease of one key between two holders."""
 
     key: str
     fence: int
     limit: int
     owner: str
+    """Its owner in the engine, until it is taken over."""
 
 
 def token_of(secret: str, leases: Sequence[Facts]) -> str:
@@ -86,7 +87,11 @@ def leases_in(token: object) -> list[OnItsWay]:
         if checksum == _digest(text)[:8]:
             _, *facts = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
             leases = [OnItsWay(*Facts(*each), _owner(text, i)) for i, each in enumerate(facts)]
-    if not leases or not all(map(_is_sound, leases)):
+    are_sound = all(
+        [type(fact) for fact in each] == [str, int, int, str] and 1 <= each.limit <= SHARED
+        for each in leases
+    )
+    if not leases or not are_sound:
         # The error must not show the token, which is a secret.
         raise ConfigurationError(
             f"take_over was given a token that is damaged: of its {len(token)} characters, some are"
@@ -97,13 +102,7 @@ def leases_in(token: object) -> list[OnItsWay]:
     return leases
 
 
-def _is_sound(lease: OnItsWay) -> bool:
-    types = [type(fact) for fact in lease]
-    return types == [str, int, int, str] and 1 <= lease.limit <= SHARED
-
-
 def _owner(text: str, number: int) -> str:
-    """Return the owner of one of the leases of a token with this text."""
     return _digest(f"{number} {text}")[:32]
 
 
@@ -127,7 +126,13 @@ async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | No
     given = leases_in(token)
     try:
         for holding, lease in zip(holdings, given, strict=True):
-            await _give(locker, holding, lease.owner, holding.terms.ttl if ttl is None else ttl)
+            length, limit = holding.terms.ttl if ttl is None else ttl, holding.terms.limit
+            claim = Claim(lease.owner, "", length, holding.label, limit)
+            try:
+                await _transfer(locker, holding.key, holding.owner, claim, holding.fence)
+            except LeaseLost:
+                holding.refute_release()
+                raise
     except BaseException:
         for holding, lease in zip(holdings, given, strict=True):
             length = holding.terms.ttl if ttl is None else ttl
@@ -141,14 +146,6 @@ async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | No
             told = HandedOver(**holding.about(), held_for=holding.held_for(), ttl=length)
             locker.observers.tell(told)
     return token
-
-
-async def _give(locker: Locker, holding: Holding, secret: str, ttl: float) -> None:
-    claim = Claim(secret, "", ttl, holding.label, holding.terms.limit)
-    reply, _ = await _transfer(locker, holding.key, holding.owner, claim, holding.fence)
-    if not isinstance(reply.answer, Held) or reply.answer.fence != holding.fence:
-        holding.refute_release()
-        raise holding.loss()
 
 
 async def take_over(locker: Locker, leases: Sequence[OnItsWay], terms: Terms) -> Hands[Holding]:
@@ -194,12 +191,10 @@ async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Hold
     claim = Claim(owner, locker.store.process, terms.first_ttl, terms.label, lease.limit)
     is_kept = locker.keeper.stake(hands, key, owner, terms.ttl)
     try:
-        _refuse_if_over(locker)
         if not is_kept:
             locker.refuse_unless_kept(terms)
-        reply, sent = await _transfer(locker, key, lease.owner, claim, lease.fence)
-        _refuse_if_over(locker)
-        deadline = _deadline(reply, sent, lease, claim, terms)
+        until, anchor = await _transfer(locker, key, lease.owner, claim, lease.fence)
+        deadline = anchor.deadline(until, at_most=claim.ttl, drift=terms.drift)
         holding = Holding(
             key,
             owner,
@@ -215,7 +210,8 @@ async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Hold
         )
         holding.check(locker.runtime.now())
         locker.keeper.keep_holding(holding)
-        _refuse_if_over(locker)  # Since just before: then nobody keeps it.
+        if locker.keeper.over:  # Since just before: then nothing keeps it.
+            raise locker.closed()
     except BaseException:
         # In the background: a request may be under way that would get the lease.
         locker.keeper.owe(key, owner, terms.ttl, 2 * terms.ttl + LATEST)
@@ -225,27 +221,20 @@ async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Hold
     return holding
 
 
-def _refuse_if_over(locker: Locker) -> None:
-    """Raise ``EngineUnavailable`` where no keeper would keep what is taken over."""
-    if locker.keeper.over:
-        raise locker.closed()
-
-
-def _deadline(reply: Reply, sent: float, lease: OnItsWay, claim: Claim, terms: Terms) -> float:
-    """Return when the new holder is to stop relying on the lease. Raises ``LeaseLost`` if it has none."""
-    answer = reply.answer
-    if not isinstance(answer, Held) or answer.fence != lease.fence:
-        raise LeaseLost(unqualified(lease.key), fence=lease.fence, reason="taken")
-    return Anchor(reply.now, sent).deadline(answer.until, at_most=claim.ttl, drift=terms.drift)
-
-
 async def _transfer(
     locker: Locker, key: str, owner: str, claim: Claim, fence: int
-) -> tuple[Reply, float]:
-    """Return the engine's answer, and when the request that it answers was sent."""
+) -> tuple[float, Anchor]:
+    """Return when the moved lease ends, in the engine's time. Raises ``LeaseLost`` if it has ended."""
+    if locker.keeper.over:
+        raise locker.closed()
 
     async def ask() -> tuple[Reply, float]:
         sent = locker.runtime.now()
         return await locker.store.transfer(key, owner, claim, fence=fence), sent
 
-    return await locker.insist(ask)
+    reply, sent = await locker.insist(ask)
+    if not isinstance(reply.answer, Held) or reply.answer.fence != fence:
+        if locker.keeper.over:  # To close gives back what either side has.
+            raise locker.closed()
+        raise LeaseLost(unqualified(key), fence=fence, reason="taken")
+    return reply.answer.until, Anchor(reply.now, sent)

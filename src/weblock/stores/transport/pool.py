@@ -180,7 +180,7 @@ class LoopPool(Generic[L]):
             result = await work(connection)
             if task and task.cancelling() > cancelled:
                 # ``asyncio.wait_for``, which drivers use, drops one that comes together with the result.
-                raise asyncio.CancelledError  # noqa: TRY301
+                raise asyncio.CancelledError
         except asyncio.CancelledError:
             if connection:
                 settling = self.loop.create_task(self._settle(connection))
