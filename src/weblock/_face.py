@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, Generic, Literal, NamedTuple, NoReturn, TypeVar, Unpack
 
 from ._core.acquiring import Attempts, Caller, Locker
-from ._core.holding import Hands, Holding, Status, Terms, Unprotected
+from ._core.holding import Hands, Holding, Status, Unprotected
 from ._core.moving import hand_over, leases_in, take_over
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import SHARED, Asked, Released
@@ -76,7 +76,17 @@ class Face:
     ) -> None:
         if getpid() != process.pid:
             enter_child()
-        self._refuse_what_is_no_engine(engine)
+        if not hasattr(engine, "switchboard"):
+            name = type(self).__name__
+            if isinstance(engine, str | list | tuple):
+                raise TypeError(
+                    f"{name}(...) takes an open engine, not a URL: write {name}.from_url(...)"
+                )
+            raise TypeError(
+                f"{name}(...) takes an open engine, and was given a"
+                f" {type(engine).__module__}.{type(engine).__qualname__}: write {name}.from_url(url),"
+                f" or {name}.from_client(client) for a redis-py client"
+            )
         options = Options(**given)
         runtime = self._runtime()
         reach, wanted = SCOPES.index(engine.scope), SCOPES.index(options.require_scope)
@@ -97,21 +107,6 @@ class Face:
         self._closed = False
         self._reopen: Callable[[], User] | None = None
         self._rests = False
-
-    @classmethod
-    def _refuse_what_is_no_engine(cls, engine: object) -> None:
-        if hasattr(engine, "switchboard"):
-            return
-        name = cls.__name__
-        if isinstance(engine, str | list | tuple):
-            raise TypeError(
-                f"{name}(...) takes an open engine, not a URL: write {name}.from_url(...)"
-            )
-        raise TypeError(
-            f"{name}(...) takes an open engine, and was given a"
-            f" {type(engine).__module__}.{type(engine).__qualname__}: write {name}.from_url(url),"
-            f" or {name}.from_client(client) for a redis-py client"
-        )
 
     @classmethod
     def from_url(  # noqa: PYI019 - see F
@@ -256,7 +251,12 @@ class Face:
             if not terms.fail_open or locker.over:
                 raise
             label = terms.label if caller is None else f"{terms.label}{caller.about}"
-            return locker, self._fail_open(names, terms, label, failure)
+            if FailedOpen in observers.wanted:
+                for name in names:
+                    about = observers.about(name, label)
+                    observers.tell(FailedOpen(**about, cause=failure.reason))
+            runs = locker.runtime.control()
+            return locker, [Unprotected(name, terms, control=runs) for name in names]
 
     def _standing(self, key: str, options: HoldOptions) -> HoldOptions:
         """Return the options of a caller that stands for election. Refuses what cannot work."""
@@ -291,16 +291,6 @@ class Face:
     async def _leader(self, key: str) -> str | None:
         info = await self._inspect(key)
         return info.holder if info else None
-
-    def _fail_open(
-        self, names: Sequence[str], terms: Terms, label: str, failure: EngineUnavailable
-    ) -> list[Unprotected]:
-        if FailedOpen in self._observers.wanted:
-            for name in names:
-                about = self._observers.about(name, label)
-                self._observers.tell(FailedOpen(**about, cause=failure.reason))
-        runs = self._locker.runtime.control()
-        return [Unprotected(name, terms, control=runs) for name in names]
 
     async def _take(self, key: str, options: HoldOptions) -> BaseLease:
         return BaseLease(*await self._acquire((key,), options))
@@ -554,11 +544,6 @@ class BaseLease:
         return [each for each in self._holdings if isinstance(each, Holding)]
 
     @property
-    def _control(self) -> object:
-        """The task or thread that acquired it."""
-        return self._holdings[0].control
-
-    @property
     def held(self) -> bool:
         """Whether the lease is still valid; ``False`` if the section runs without one."""
         if getpid() != process.pid:
@@ -649,23 +634,18 @@ class BaseLease:
         if getpid() != process.pid:
             enter_child()
         if len(self._holdings) > 1:
-            tell = _once(tell)
+            once, every = threading.Lock(), tell
+
+            def tell() -> None:
+                if once.acquire(blocking=False):
+                    every()
+
         for holding in self._holdings:
             getattr(holding, happens)(tell)
 
     def __repr__(self) -> str:
         state = f"remaining={self.remaining():.3f}" if self.held else "not held"
         return f"<{type(self).__name__} {', '.join(self.keys)} fence={self.fence} {state}>"
-
-
-def _once(tell: Callable[[], object]) -> Callable[[], None]:
-    told = threading.Lock()
-
-    def tell_once() -> None:
-        if told.acquire(blocking=False):
-            tell()
-
-    return tell_once
 
 
 leaving: Final[list[Callable[[BaseLease], object]]] = []
@@ -720,6 +700,7 @@ class Inside(Generic[L]):
         lease = leases[-1]
         if len(leases) > 1:
             who = control()
-            lease = next((each for each in reversed(leases) if each._control is who), lease)  # noqa: SLF001
+            own = [each for each in leases if each._holdings[0].control is who]  # noqa: SLF001
+            lease = own[-1] if own else lease
         self._leases.remove(lease)
         return lease

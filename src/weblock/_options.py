@@ -6,8 +6,9 @@ import inspect
 import math
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, cast
 
 from ._core.acquiring import Attempts
@@ -117,7 +118,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
 REMEMBERED: Final = 256
 """How many different sets of options are remembered, at most."""
 
-_Said = tuple[Terms, float | Attempts | None]
+CallTerms = tuple[Terms, float | Attempts | None]
 
 
 class Options:
@@ -160,9 +161,9 @@ class Options:
         self.own = self._terms_of(self._hold)
         """The terms and the wait of a call without options."""
         self.label = self.own[0].label
-        self._known: dict[tuple[object, ...], _Said] = {}
+        self._known: dict[tuple[object, ...], CallTerms] = {}
 
-    def of_call(self, given: HoldOptions) -> _Said:
+    def of_call(self, given: HoldOptions) -> CallTerms:
         """Return the terms and the wait of one call, whose options override our own.
 
         Equal options are checked once. Raises ``ConfigurationError`` for a value and ``TypeError``
@@ -198,7 +199,7 @@ class Options:
                 )
         return self.of_call(given)[0]
 
-    def _terms_of(self, options: dict[str, Any]) -> _Said:
+    def _terms_of(self, options: dict[str, Any]) -> CallTerms:
         terms = Terms(
             options["ttl"],
             options["max_hold"],
@@ -217,7 +218,12 @@ class Options:
             if name != "label" or value is not None:
                 merged[name] = _CHECKS[name](name, value)
         if shared := merged.pop("shared", None):
-            _refuse_two_limits(given)
+            if "limit" in given:
+                raise ConfigurationError(
+                    f"limit={given['limit']!r:.80} and shared=True exclude each other: limit=3 lets three"
+                    " hold a key at once, and shared=True any number of readers but no writer. Give one of"
+                    " them"
+                )
             merged["limit"] = SHARED
         elif shared is False and "limit" not in given and merged["limit"] == SHARED:
             merged["limit"] = 1  # A call overrides what its locks share by default.
@@ -247,14 +253,6 @@ def check_ttl(terms: Terms, engine: Engine | None) -> None:
         " grants keys again when it has lost its data: add"
         f" recovery={terms.ttl:g} to the URL in all programs that lock the same keys, or shorten the ttl"
     )
-
-
-def _refuse_two_limits(given: HoldOptions) -> None:
-    if "limit" in given:
-        raise ConfigurationError(
-            f"limit={given['limit']!r:.80} and shared=True exclude each other: limit=3 lets three hold"
-            " a key at once, and shared=True any number of readers but no writer. Give one of them"
-        )
 
 
 def _refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
@@ -325,7 +323,11 @@ def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
     """Return a duration in seconds. Raises ``ConfigurationError`` for a value that cannot work."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float) or _is_nan(value):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or (isinstance(value, float) and math.isnan(value))
+    ):
         raise ConfigurationError(
             f"{name}={value!r:.80} is not a duration: give seconds, or a timedelta"
         )
@@ -335,14 +337,6 @@ def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
             f"{name}={value!r:.80} must be {least:g} seconds to {days:g} days{_ENDLESS.get(name, '')}"
         )
     return float(value)
-
-
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
-def _ttl(name: str, value: Any) -> float:
-    return seconds(name, value, least=SHORTEST_TTL)
 
 
 def _wait(name: str, value: Any) -> float | Attempts | None:
@@ -389,8 +383,8 @@ def _on_unavailable(name: str, value: Any) -> str:
     return str(value)
 
 
-_CHECKS: Final = {
-    "ttl": _ttl,
+_CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
+    "ttl": partial(seconds, least=SHORTEST_TTL),
     "wait": _wait,
     "max_hold": _max_hold,
     "renew": _flag,

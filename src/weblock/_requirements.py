@@ -30,7 +30,10 @@ def require(wanted: str, extra: str, *, instead: str | None = None) -> None:
     """
     keeping = f", or keep your releases and use {instead}" if instead else ""
     for package, wanted_range in ranges(extra).items():
-        found = _installed(package)
+        try:
+            found = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found = ""
         if found and not _within(found, wanted_range):
             raise ConfigurationError(
                 f"{wanted} needs {package}{wanted_range}, but {package} {found} is installed."
@@ -58,13 +61,6 @@ def ranges(extra: str) -> dict[str, str]:
         for match in matches
         if match and match["extra"] == extra
     }
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _within(version: str, wanted_range: str) -> bool:

@@ -110,20 +110,17 @@ class Keeping:
                 ) from error
             value = self._codec.loads(entry)[_VALUE]
         put = self._method("set")
-        await self._answer(put(key, entry, **self._for_as_long_as_served(put)))
+        word = _word_for_expiry(self._cache, put)
+        length = self._expiry + self._stale
+        if _drivers(self._cache) & _OF_MEMCACHED:
+            length = min(length, _LONGEST_IN_MEMCACHED)
+        expiry = {word: math.ceil(length * 1000 if word == "px" else length)} if word else {}
+        await self._answer(put(key, entry, **expiry))
         return value
 
     def serves(self, entry: Entry) -> bool:
         """Return whether an entry may be served while the next one is computed."""
         return time.time() < entry.fresh_until + self._stale
-
-    def _for_as_long_as_served(self, put: Callable[..., Any]) -> dict[str, int]:
-        """Return the argument that tells the cache how long to keep an entry, if it has one."""
-        word = _word_for_expiry(self._cache, put)
-        length = self._expiry + self._stale
-        if _drivers(self._cache) & _OF_MEMCACHED:
-            length = min(length, _LONGEST_IN_MEMCACHED)
-        return {word: math.ceil(length * 1000 if word == "px" else length)} if word else {}
 
     def _method(self, name: str) -> Callable[..., Any]:
         """Return a method of the cache. Raises ``ConfigurationError`` if it has none."""
@@ -185,24 +182,19 @@ async def value_of(
     else:
         turn = await turns.take(key, turns.options)
     try:
-        return await _look_again_or_compute(key, compute, keeping, turn)
+        entry = await keeping.look(key)  # Again: another caller may have computed it before.
+        if entry and _is_fresh(entry):
+            return cast("R", entry.value)
+        computing: Any = compute()
+        value: R = await computing if keeping.suspends else computing
+        try:
+            turn.check()
+        except LeaseLost:
+            return value  # It is correct, but another caller may have stored a later one.
+        return await keeping.keep(key, value)
     finally:
         with contextlib.suppress(LeaseLost):
             await turns.give_back(turn)
-
-
-async def _look_again_or_compute(
-    key: str, compute: Callable[[], Any], keeping: Keeping, turn: Turn
-) -> R:
-    entry = await keeping.look(key)
-    if entry and _is_fresh(entry):
-        return cast("R", entry.value)
-    value: R = await compute() if keeping.suspends else compute()
-    try:
-        turn.check()
-    except LeaseLost:
-        return value  # It is correct, but another caller may have stored a later one.
-    return await keeping.keep(key, value)
 
 
 def of_hold(options: CacheOptions) -> HoldOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ._core.ports import Look
-from ._core.table import SHARED, Grant, KeyState
+from ._core.table import SHARED
 from .keys import unqualified
 
 
@@ -58,9 +58,9 @@ def info_of(qualified_key: str, look: Look) -> KeyInfo | None:
     The owner is a secret, and is never part of it.
     """
     state, now = look
-    if not _in_use(state):
-        return None
     grant = state.grant
+    if not grant and not state.queue:
+        return None
     return KeyInfo(
         key=unqualified(qualified_key),
         holder=grant.claim.label if grant else None,
@@ -68,20 +68,14 @@ def info_of(qualified_key: str, look: Look) -> KeyInfo | None:
         held_for=max(0.0, now - grant.since) if grant else 0.0,
         remaining=max(0.0, grant.until - now) if grant else 0.0,
         waiters=tuple(place.claim.label for place in state.queue),
-        holders=tuple(_holder(each, now) for each in state.grants),
+        holders=tuple(
+            HolderInfo(
+                label=each.claim.label,
+                fence=each.fence,
+                held_for=max(0.0, now - each.since),
+                remaining=max(0.0, each.until - now),
+                limit=None if each.claim.limit == SHARED else each.claim.limit,
+            )
+            for each in state.grants
+        ),
     )
-
-
-def _holder(grant: Grant, now: float) -> HolderInfo:
-    claim = grant.claim
-    return HolderInfo(
-        label=claim.label,
-        fence=grant.fence,
-        held_for=max(0.0, now - grant.since),
-        remaining=max(0.0, grant.until - now),
-        limit=None if claim.limit == SHARED else claim.limit,
-    )
-
-
-def _in_use(state: KeyState) -> bool:
-    return state.grant is not None or bool(state.queue)

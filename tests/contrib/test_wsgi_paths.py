@@ -11,11 +11,11 @@ from werkzeug.routing import Map
 from werkzeug.routing import Rule as Route
 
 from weblock import ConfigurationError, InvalidKey
-from weblock.canonical import canonical
 from weblock.contrib.kit.rules import Rule, RuleSet
 from weblock.contrib.wsgi.middleware import find
 from weblock.contrib.wsgi.request import headers_of, path_of, query_of
 from weblock.errors import StrangePath
+from weblock.keys import canonical
 
 from .gateway import environ_of
 

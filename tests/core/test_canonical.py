@@ -13,8 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from weblock import ConfigurationError, InvalidKey
-from weblock.canonical import canonical
-from weblock.keys import KeyTemplate
+from weblock.keys import KeyTemplate, canonical
 
 OFFSETS = st.integers(-14 * 60, 14 * 60).map(lambda by: dt.timezone(dt.timedelta(minutes=by)))
 

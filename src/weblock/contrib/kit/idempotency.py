@@ -38,7 +38,6 @@ from typing import Any, Final, NamedTuple, Self
 from uuid import UUID
 
 from ..._options import Duration, seconds
-from ...canonical import canonical
 from ...errors import (
     AnswerNotStored,
     ConfigurationError,
@@ -46,7 +45,7 @@ from ...errors import (
     IdempotencyKeyReused,
     TooManyAnswers,
 )
-from ...keys import CheckedKey
+from ...keys import CheckedKey, canonical
 from .spec import LockSpec, name_of
 
 ANSWERS: Final = "weblock_answer"
