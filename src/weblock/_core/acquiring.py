@@ -114,7 +114,6 @@ class Attempts:
             )
 
     def pauses(self) -> Iterator[float]:
-        """Return the pauses between the attempts, in seconds."""
         pause = self.pause
         for _ in range(self.count - 1):
             yield pause
@@ -184,11 +183,9 @@ class Locker:
 
     @property
     def over(self) -> bool:
-        """Whether it was closed, or all of its engine was."""
         return self.is_closed or self.keeper.over
 
     def closed(self) -> EngineUnavailable:
-        """Return the error of a caller that would wait or hold when this is over."""
         return EngineUnavailable(self.engine, "it was closed")
 
     def refuse_unless_kept(self, terms: Terms) -> None:
@@ -354,7 +351,6 @@ class Locker:
             raise lost.loss()
 
     def abandon(self, holdings: Sequence[Holding | Unprotected]) -> None:
-        """Release all leases in the background, for a caller that cannot wait."""
         for holding in holdings:
             if isinstance(holding, Unprotected):
                 continue
@@ -408,7 +404,6 @@ class Locker:
             raise refusal
 
     def _waits_for_itself(self, keys: Sequence[str], limit: int) -> AlreadyHeld | None:
-        """Return the error for a caller that would wait for its own release, or ``None``."""
         keeper = self.keeper
         for key in keys:
             mine = keeper.holdings.get(key)
@@ -563,7 +558,6 @@ class Acquisition:
                 raise self._unavailable("it answered after the ttl had passed")
 
     async def _ask(self) -> Reply:
-        """Ask for the key; repeat while the engine does not answer and there is time."""
         health, pause, failing_since = self._locker.health, FIRST_PAUSE, None
         while True:
             self._leaves_traces = True
@@ -635,7 +629,6 @@ class Acquisition:
         return place
 
     async def _turn(self, place: Place) -> Message:
-        """Wait until there is something to do."""
         while_waiting = self._caller.while_waiting if self._caller else None
         message = None
         while message is None:

@@ -236,7 +236,6 @@ class Holding:
         return self.status is Status.RELEASED
 
     def tell_acquired(self, since: float, *, handed_over: bool) -> None:
-        """Report that a caller that asked at ``since`` has the lease."""
         if Acquired in self.observers.wanted:
             waited = self.since - since
             self.observers.tell(Acquired(**self.about(), waited=waited, handed_over=handed_over))
@@ -247,14 +246,12 @@ class Holding:
 
     @property
     def label(self) -> str:
-        """The label of its holder, which others see."""
         return self._claim.label if self._claim else self.terms.label
 
     def held_for(self) -> float:
         return self.observers.now() - self.since
 
     def about(self) -> dict[str, Any]:
-        """The fields of a ``LeaseEvent``."""
         return {**self.observers.about(self.key, self.label), "fence": self.fence}
 
     def refute_release(self) -> None:
@@ -286,7 +283,6 @@ class Holding:
             self._when_asked.call()
 
     def ask_to_release(self) -> None:
-        """Report, once, that another caller wants the key."""
         if self.asked_to_release or self.status is not Status.HELD:
             return
         self.asked_to_release = True
@@ -343,7 +339,6 @@ class Holding:
         return Pulse(self.key, self.owner, self._asked)
 
     def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
-        """Process the answer to a heartbeat: renewed, lost, or still unknown."""
         if isinstance(reply, EngineUnavailable):
             was_at_risk = self.at_risk
             self.at_risk = self.deadline != self.hold_until  # Else there was nothing to renew.
@@ -422,10 +417,10 @@ class Unprotected:
         return 0.0
 
     def check(self, now: float) -> None:
-        """Passes: there is nothing to lose."""
+        pass
 
     def on_lost(self, callback: Callback) -> None:
-        """Never calls ``callback``."""
+        pass
 
     def on_ask_release(self, callback: Callback) -> None:
-        """Never calls ``callback``."""
+        pass

@@ -171,7 +171,6 @@ class Keeper:
         return list(self.together.get(key, {}).values())
 
     def waiting_for(self, key: str) -> Sequence[Place]:
-        """Return the places in the queue of a key that callers of this process have."""
         kept = list(self._kept.values())
         return [each for each in kept if isinstance(each, Place) and each.key == key]
 
@@ -188,7 +187,6 @@ class Keeper:
         return self._running
 
     def owe(self, key: str, owner: str, ttl: float, void: float) -> None:
-        """Give back in the background what its caller cannot wait to give back."""
         now = self._runtime.now()
         # Of a keeper that is closed, each debt is tried once.
         until = now if self.over else now + max(ttl, PLACE)

@@ -94,11 +94,9 @@ class Store(Protocol):
         A claim without a process belongs to none, and lasts until its ttl is over.
         """
 
-    async def force_release(self, key: str) -> Reply:
-        """Take the lease away from its holder, which finds out when it next asks."""
+    async def force_release(self, key: str) -> Reply: ...
 
-    async def ask_release(self, key: str) -> Reply:
-        """Ask the holders of a key to release it: see ``table.ask_release``."""
+    async def ask_release(self, key: str) -> Reply: ...
 
     async def look(self, key: str) -> Look:
         """Return the current state of a key, as ``table.current`` defines it. Changes nothing."""
@@ -184,8 +182,7 @@ class Runtime(Protocol):
     def now(self) -> float:
         """Return seconds on a clock that never steps back, also while the machine is suspended."""
 
-    def jitter(self) -> float:
-        """Return a random number from 0 to 1."""
+    def jitter(self) -> float: ...
 
     def new_owner(self) -> str:
         """Return a secret that no one had before: 128 random bits."""
@@ -217,7 +214,6 @@ class Switchboard:
         """An acquisition adds its bell before it asks the engine, and disconnects it at its end."""
 
     def disconnect(self, owner: str) -> None:
-        """Remove the bell of ``owner``, if it is there."""
         self.bells.pop(owner, None)
 
     def ring(self, owner: str, message: Message) -> None:
@@ -330,5 +326,4 @@ class Engine:
         return None
 
     def ddl(self) -> str | None:
-        """Return the SQL that creates its table, if it has one."""
         return None

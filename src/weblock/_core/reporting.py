@@ -140,7 +140,6 @@ class Health:
         """How many callers could not be served since the outage began."""
 
     def answered(self, operation: str, sent: float) -> None:
-        """Record an answer of the engine to a request of ``sent``."""
         self.answers()
         self._observers.tell_answer(operation, sent, failed=False)
 
@@ -224,7 +223,6 @@ class Health:
             observers.tell(event)
 
     def waits(self, name: str, label: str, answer: table.Waiting) -> None:
-        """Report that a caller has joined a queue."""
         observers = self._observers
         if Waiting in observers.wanted:
             about, holder = observers.about(name, label), answer.holder or None

@@ -1,24 +1,34 @@
-"""The truth about one key, and what may happen to it.
+"""The state of one key in an engine, and all that may happen to it.
 
-A ``KeyState`` is a small value: the leases, the queue behind them, and the last fence. Every
-operation is a pure function from a state and a time to a new state, an answer, and the waiters to
-notify. An engine is an atomic cell for such values, and a bell.
+A ``KeyState`` is a small value: the leases, the queue behind them, and the last fence. Each operation
+is a pure function from a state and a time to a new state, an answer, and the waiters to notify. An
+engine is an atomic cell for such values, with a way to notify a process.
 
-A claim says how many leases the key may have while its own is one of them: its ``limit``. That is 1
-for an exclusive lease, and ``SHARED`` for one that excludes only those with a smaller limit. A claim
-fits beside the leases of a key if there are fewer of them than the smallest limit among it and them.
+    acquire --------- it fits, no queue ----------> Grant, confirmed <----- refresh (renewed)
+       |                                              ^          |
+       +-- else --> Place <-- refresh              refresh       +-- release, or until has passed
+                      |                               |          v
+                      +-- first, and it fits --> Grant, HANDOFF --> the next place
+
+A claim has a ``limit``: how many leases the key may have while its own is one of them. That is 1 for an
+exclusive lease, and ``SHARED`` for one that excludes only those with a smaller limit. A claim fits if
+there are fewer leases than the smallest limit among it and them.
 
 Four rules make it safe and fair:
 
-- a lease belongs to its owner until ``until``, on the engine's own clock, and to no one afterwards;
-- the first operation on a key of which a lease has ended lets the first live waiter in if it fits,
-  then the next one, up to the first that does not;
-- nobody overtakes a waiter: a new claim is granted at once only if it fits and the queue is empty;
-- every lease gets a fence above all fences before it.
+- A lease belongs to its owner until ``until``, on the engine's clock, and to no caller afterwards.
+- The first operation on a key of which a lease has ended lets the first live waiter in if it fits,
+  then the next one, up to the first that does not.
+- No claim overtakes a waiter: a new one is granted at once only if it fits and the queue is empty.
+- Each lease gets a fence above all fences before it.
 
-A lease that is handed over to a waiter is short at first (``HANDOFF``) and unconfirmed. The
-waiter's process confirms it with its next heartbeat. A process that is stopped or gone does not,
-and then it costs the others ``HANDOFF`` seconds, not its whole ttl.
+Each operation can be repeated, because a lost answer must not matter: an owner that asks again keeps
+its lease, with its fence, or its place. An owner that no longer wants the key although a request of its
+own may still arrive is ``Voided``: that request is rejected.
+
+A lease that is handed over to a waiter is short at first (``HANDOFF``) and unconfirmed. The process of
+the waiter confirms it with its next heartbeat. A process that is stopped or dead does not, which costs
+the others ``HANDOFF`` seconds, not a whole ttl.
 """
 
 from __future__ import annotations
@@ -40,7 +50,7 @@ SEEN: Final = 16
 
 
 class Claim(NamedTuple):
-    """One acquisition that wants a key, known by its secret owner."""
+    """One acquisition of a key."""
 
     owner: str
     process: str
@@ -108,8 +118,6 @@ class Moment(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The caller has the lease."""
-
     fence: int
     until: float
     confirmed: bool = True
@@ -151,15 +159,15 @@ class Busy(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """The engine knows nothing of the caller: no lease, no place."""
+    """The caller has no lease and no place."""
 
 
 class Released(NamedTuple):
-    """The caller had the lease, and has given it back."""
+    """The caller had the lease until now."""
 
 
 class Asked(NamedTuple):
-    """The key has a holder, which learns with its next heartbeat that another caller wants the key."""
+    """The holders learn with their next heartbeats that another caller wants the key."""
 
 
 Answer = Held | Waiting | Busy | Gone | Released | Asked
@@ -196,7 +204,7 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
     if not grants:
         granted = _granted(state, moment, claim, claim.ttl, confirmed=True)
         return Step(granted, Held(granted.fence, moment.now + claim.ttl))
-    if _holds(state, claim.owner) or _waits(state, claim.owner):
+    if _grant_of(state, claim.owner) or _waits(state, claim.owner):
         return _refreshed(state, moment, claim.owner, claim.ttl, woken)
     queue = state.queue
     if claim.limit > 1 and not queue and fits(claim, grants):
@@ -324,7 +332,7 @@ def transfer(state: KeyState, moment: Moment, owner: str, claim: Claim) -> Step:
         return Step(state, GONE, woken)
     claim = claim._replace(limit=grant.claim.limit)
     moved = Grant(claim, grant.fence, grant.since, until, confirmed=True)
-    return Step(_exchanged(state, grant, moved), _held(moved, state), _besides(woken, owner))
+    return Step(_exchanged(state, grant, moved), _held(moved, state), _without(woken, owner))
 
 
 def current(state: KeyState, moment: Moment) -> KeyState:
@@ -364,7 +372,6 @@ def settle(state: KeyState, moment: Moment) -> tuple[KeyState, tuple[Grant, ...]
 
 
 def _let_in(state: KeyState, moment: Moment) -> tuple[KeyState, tuple[Grant, ...]]:
-    """Grant leases to waiters from the first that lives, as long as they fit."""
     grants, queue = state.grants, state.queue
     left, count, room = 0, len(grants), _least_limit(grants)
     for place in queue:
@@ -427,7 +434,7 @@ def _refreshed(
 ) -> Step:
     if mine := _grant_of(state, owner):
         renewed = mine._replace(until=max(mine.until, moment.now + ttl), confirmed=True)
-        return Step(_exchanged(state, mine, renewed), _held(renewed, state), _besides(woken, owner))
+        return Step(_exchanged(state, mine, renewed), _held(renewed, state), _without(woken, owner))
     for position, place in enumerate(state.queue):
         if place.claim.owner == owner:
             kept = place._replace(until=moment.now + PLACE)
@@ -444,10 +451,6 @@ def _grant_of(state: KeyState, owner: str) -> Grant | None:
     return None
 
 
-def _holds(state: KeyState, owner: str) -> bool:
-    return _grant_of(state, owner) is not None
-
-
 def _waits(state: KeyState, owner: str) -> bool:
     return bool(state.queue) and any(place.claim.owner == owner for place in state.queue)
 
@@ -456,10 +459,7 @@ def _exchanged(state: KeyState, old: Grant, new: Grant) -> KeyState:
     return state._replace(grants=tuple(new if each is old else each for each in state.grants))
 
 
-def _besides(woken: tuple[Grant, ...], owner: str) -> tuple[Grant, ...]:
-    """Return without the one that asks: its answer says it."""
-    if not woken:
-        return ()
+def _without(woken: tuple[Grant, ...], owner: str) -> tuple[Grant, ...]:
     return tuple(grant for grant in woken if grant.claim.owner != owner)
 
 

@@ -47,7 +47,6 @@ class Pace:
         """How many waiters were in front when it last asked; the holder is not counted."""
 
     def saw(self, place: int, now: float) -> None:
-        """Record that at ``now`` this many waiters were in front."""
         if self._first is None or place > self._first[1]:  # Later, in a queue that was lost.
             self._first = now, place
         self._last, self.place = now, place
@@ -106,7 +105,6 @@ class Place:
         return self._bell.deaf
 
     def waits(self, waiting: Waiting, rest: float, anchor: Anchor) -> None:
-        """Take note of an answer, and plan the next heartbeat."""
         self.waiting, self.rest, self.anchor = waiting, rest, anchor
         now = self._runtime.now()
         self.pace.saw(waiting.position, now)
@@ -126,7 +124,6 @@ class Place:
         return 2 * self.terms.ttl + LATEST  # A request may be under way.
 
     def pulse(self, now: float) -> Pulse | None:
-        """Return the heartbeat, unless the wait is over."""
         if self._give_up_at is not None and now > self._give_up_at + LATE:
             self.over = True
             return None

@@ -50,7 +50,6 @@ _callbacks += (phases.move_to_end, _begun.__setitem__, _here.__setattr__)
 
 
 def runs_here() -> bool:
-    """Return whether the collector runs in this thread."""
     # While the interpreter ends, no other thread runs any more. A child of another thread has none that runs.
     return getattr(_here, "start", None) is _begun["start"] and not sys.is_finalizing()
 

@@ -85,7 +85,6 @@ class BackgroundThread:
 
     @property
     def is_current(self) -> bool:
-        """Return whether the caller runs in this thread."""
         return self._thread is threading.current_thread()
 
     def join(self, timeout: float | None = None) -> None:
@@ -112,7 +111,6 @@ class BackgroundThread:
                 self.start()
 
     def _take_turn(self) -> bool:
-        """Run the work to its end, unless another thread runs it."""
         turn, taken = self._turn, list[bool]()
         try:
             taken += map(

@@ -200,7 +200,6 @@ def _log(event: Event, line: _Line, left_out: int = 0) -> None:
 
 
 def _words(event: Event) -> dict[str, Any]:
-    """Return what fills in the text of an event."""
     words: dict[str, Any] = dict(event.facts())
     for name in {"key", "holder", "by"} & words.keys():
         text = words[name] or ""
@@ -272,7 +271,6 @@ class _Floods:
         return False
 
     def end_of(self, kind: type[Event], engine: str) -> bool:
-        """Forget the lines of a kind about an engine, and return whether there were any."""
         with self._guard:
             return self._floods.pop((kind, engine, None), None) is not None
 

@@ -242,7 +242,6 @@ class Audience(Observers):
         _everywhere.join(self)
 
     def add(self, observer: Observer) -> Callable[[], None]:
-        """Add an observer, and return a function that removes it."""
         self._own = (*self._own, observer)
         self.refresh()
 
@@ -270,11 +269,9 @@ class Audience(Observers):
         self.want(wanted)
 
     def some_wake(self) -> bool:
-        """Return whether an observer that was asleep has woken."""
         return self._looks.due() and not all(asleep() for asleep in self.sleepers)
 
     def flush(self) -> None:
-        """Wait briefly until the events so far have been passed on."""
         for each in (*_everywhere.observers, *self._own):
             each.flush(FLUSH)
 
@@ -312,7 +309,6 @@ class _Everywhere:
         self._catch_up()
 
     def settle(self) -> None:
-        """Wait until the changes so far have been made."""
         with self._guard:
             pass
         self._catch_up()
@@ -358,12 +354,10 @@ def observe(observer: Callable[[Event], object] | Observer) -> Callable[[], None
 
 
 def as_observer(given: Any) -> Observer:
-    """Return an observer, made from a function if it is one."""
     return given if isinstance(given, Observer) else Observer(given)
 
 
 def as_observers(given: Any) -> tuple[Observer, ...]:
-    """Return the observers that ``observers=`` names."""
     if not isinstance(given, Iterable) or isinstance(given, str):
         raise ConfigurationError(
             f"observers={given!r:.80} must be a list of functions, as in observers=[print]"
