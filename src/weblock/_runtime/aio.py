@@ -48,21 +48,17 @@ class AsyncioBell:
             left = None if until is None else until - loop.time()
             if left is not None and left <= 0:
                 return None
-            await self._woken(left, loop)
+            self._listener = listener = loop.create_future()
+            timer = None if left is None else loop.call_later(left, self._wake)
+            try:
+                # A thread may have filled the queue between the look and the future.
+                if not self._messages:
+                    await listener
+            finally:
+                self._listener = None
+                if timer:
+                    timer.cancel()
         return self._messages.pop(0)
-
-    async def _woken(self, timeout: float | None, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait to be woken, perhaps for a message that was heard already."""
-        self._listener = listener = loop.create_future()
-        timer = None if timeout is None else loop.call_later(timeout, self._wake)
-        try:
-            # The queue may have been filled by a thread between the look and the future.
-            if not self._messages:
-                await listener
-        finally:
-            self._listener = None
-            if timer:
-                timer.cancel()
 
     def _wake(self) -> None:
         if self._listener and not self._listener.done():

@@ -14,15 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from .._platform.internals import running_loop
 
+_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
-def _clock() -> Callable[[], float]:
-    for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
-        if hasattr(time, name):
-            return partial(time.clock_gettime, getattr(time, name))
-    return time.monotonic  # Windows has no other.
-
-
-now: Final[Callable[[], float]] = _clock()
+now: Final[Callable[[], float]] = (
+    time.monotonic if _CLOCK is None else partial(time.clock_gettime, _CLOCK)
+)
 """Monotonic seconds since boot, the same in all processes of the machine.
 
 Unlike ``CLOCK_MONOTONIC``, Linux's ``CLOCK_BOOTTIME`` goes on while the machine is suspended,

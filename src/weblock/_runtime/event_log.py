@@ -185,21 +185,6 @@ def write(event: Event) -> None:
 
 def _log(event: Event, line: _Line, left_out: int = 0) -> None:
     """Log an event, or how many like it were left out: the last of these."""
-    text, words = line.text, _words(event)
-    words["count"] = count = left_out or 1
-    if left_out and line.later:
-        text = line.later
-    elif count > 1:
-        text = f"{text} (and {count - 1} more like it within a second)"
-    facts = {
-        name: printable(value) if isinstance(value, str) else value
-        for name, value in event.facts().items()
-    }
-    extra = {**_ALWAYS, **facts, "event": event.name, "count": count}
-    line.log.log(line.level, text, words, extra=extra)
-
-
-def _words(event: Event) -> dict[str, Any]:
     words: dict[str, Any] = dict(event.facts())
     for name in {"key", "holder", "by"} & words.keys():
         text = words[name] or ""
@@ -216,7 +201,18 @@ def _words(event: Event) -> dict[str, Any]:
         words["in_front"] = "" if event.place is None else f"; {front} in front"
     if isinstance(event, Refused):
         words["already"] = "1 caller is" if event.waiters == 1 else f"{event.waiters} callers are"
-    return words
+    text = line.text
+    words["count"] = count = left_out or 1
+    if left_out and line.later:
+        text = line.later
+    elif count > 1:
+        text = f"{text} (and {count - 1} more like it within a second)"
+    facts = {
+        name: printable(value) if isinstance(value, str) else value
+        for name, value in event.facts().items()
+    }
+    extra = {**_ALWAYS, **facts, "event": event.name, "count": count}
+    line.log.log(line.level, text, words, extra=extra)
 
 
 class _Flood:

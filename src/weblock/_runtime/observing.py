@@ -107,10 +107,6 @@ def in_background(callback: Callable[[], None]) -> Callable[[], object]:
     return partial(callbacks.call, callback)
 
 
-def _always(_event: Event) -> bool:
-    return True
-
-
 class Seldom:
     """Returns true at most once in a number of seconds."""
 
@@ -156,7 +152,6 @@ class Observer:
 
     __slots__ = (
         "__weakref__",
-        "_asleep",
         "_call",
         "_failures",
         "_queue",
@@ -172,23 +167,37 @@ class Observer:
         call: Callable[[Event], object],
         *,
         only: Collection[type[Event]] = _EVERY,
-        when: Callable[[Event], bool] = _always,
+        when: Callable[[Event], bool] = lambda _event: True,
         immediate: bool = False,
         asleep: Callable[[], bool] | None = None,
     ) -> None:
-        self._call = _checked(call)
-        self.only = frozenset(_kinds(only))
+        if not callable(call):
+            raise ConfigurationError(
+                f"observer {call!r:.80} cannot be called: give a function that takes one event"
+            )
+        if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+            getattr(call, "__call__", None)  # noqa: B004 - an object's method may be async
+        ):
+            raise ConfigurationError(
+                f"observer {call!r:.80} is async, and no event loop runs where events are told: give a"
+                " function, which may pass the event on with loop.call_soon_threadsafe"
+            )
+        named: Any = only
+        kinds = tuple(named) if isinstance(named, Iterable) else (named,)
+        for kind in kinds:
+            if kind not in EVENTS.values():
+                raise ConfigurationError(
+                    f"only={kind!r:.80} is no kind of event: give classes of weblock.events, as in"
+                    " only=[weblock.events.Lost]"
+                )
+        self._call = call
+        self.only = frozenset(kinds)
         self.immediate = immediate
         self._when = when
-        self._asleep = asleep
-        self.asleep = None if asleep is None else self._sleeps
+        self.asleep = None if asleep is None else partial(self._done, asleep)
         self._failures = Seldom(60.0)
         self._queue = None if immediate else CallQueue("weblock-observer", most=MOST_UNTOLD)
         self.listener: Listener = self._tell if immediate else self._tell_later
-
-    def _sleeps(self) -> bool:
-        assert self._asleep is not None
-        return self._done(self._asleep)
 
     def _tell(self, event: Event) -> None:
         if self._done(self._when, event):
@@ -363,30 +372,3 @@ def as_observers(given: Any) -> tuple[Observer, ...]:
             f"observers={given!r:.80} must be a list of functions, as in observers=[print]"
         )
     return tuple(map(as_observer, given))
-
-
-def _checked(call: Any) -> Callable[[Event], object]:
-    if not callable(call):
-        raise ConfigurationError(
-            f"observer {call!r:.80} cannot be called: give a function that takes one event"
-        )
-    if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
-        getattr(call, "__call__", None)  # noqa: B004 - an object's method may be async
-    ):
-        raise ConfigurationError(
-            f"observer {call!r:.80} is async, and no event loop runs where events are told: give a"
-            " function, which may pass the event on with loop.call_soon_threadsafe"
-        )
-    found: Callable[[Event], object] = call
-    return found
-
-
-def _kinds(only: Any) -> Iterable[type[Event]]:
-    kinds = tuple(only) if isinstance(only, Iterable) else (only,)
-    for kind in kinds:
-        if kind not in EVENTS.values():
-            raise ConfigurationError(
-                f"only={kind!r:.80} is no kind of event: give classes of weblock.events, as in"
-                " only=[weblock.events.Lost]"
-            )
-    return kinds
