@@ -173,7 +173,7 @@ async def test_a_waiter_whose_loop_was_blocked_beyond_its_wait_times_out(url) ->
         keeper = locks._locker.keeper
         await asyncio.to_thread(eventually, lambda: keeper.waiting_for("default:key"))
         (waiter,) = keeper.waiting_for("default:key")
-        waiter._give_up_at = now() - 1  # As if the loop had been blocked since then.
+        waiter.give_up_at = now() - 1  # As if the loop had been blocked since then.
         work = threading.Thread(target=lambda: (lease.release(), others.acquire("key").release()))
         work.start()
         work.join()  # Which blocks the loop.

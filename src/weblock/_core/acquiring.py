@@ -687,7 +687,8 @@ class Acquisition:
         return holding
 
     def _patience(self) -> float:
-        return INFINITE if self._give_up_at is None else self._give_up_at - self._runtime.now()
+        give_up_at = self._place.give_up_at if self._place else self._give_up_at
+        return INFINITE if give_up_at is None else give_up_at - self._runtime.now()
 
     def _void(self) -> float:
         return 2 * self._terms.ttl + LATEST if self._in_doubt else 0.0

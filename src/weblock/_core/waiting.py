@@ -97,7 +97,8 @@ class Place:
         self.anchor: Anchor
         self._runtime = runtime
         self._bell = bell
-        self._give_up_at = give_up_at
+        self.give_up_at = give_up_at
+        """When the wait ends; ``None`` is never."""
 
     @property
     def deaf(self) -> bool:
@@ -124,7 +125,7 @@ class Place:
         return 2 * self.terms.ttl + LATEST  # A request may be under way.
 
     def pulse(self, now: float) -> Pulse | None:
-        if self._give_up_at is not None and now > self._give_up_at + LATE:
+        if self.give_up_at is not None and now > self.give_up_at + LATE:
             self.over = True
             return None
         return Pulse(self.key, self.owner, self.terms.first_ttl, waits=True)
