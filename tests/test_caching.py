@@ -26,8 +26,7 @@ from pymemcache.client.retrying import RetryingClient
 
 from tests.servers import fresh_url, shared
 from tests.servers.memcached import Memcached
-from tests.support.renewals import renewed
-from tests.support.waiting import PATIENCE, eventually, now
+from tests.support.waiting import eventually, now
 from weblock import AsyncLocks, ConfigurationError, InvalidKey, Locks, LockTimeout
 
 LONG = 60.0
@@ -177,25 +176,6 @@ class Computing:
 
 class TestOnce:
     """Of many who miss at the same time, one computes."""
-
-    def naive(self, cache: Any, key: str, compute: Callable[[], int]) -> int:
-        """As it stands in many an article, without a lock."""
-        if (value := cache.get(key)) is None:
-            value = compute()
-            cache.set(key, value)
-        return value
-
-    def test_the_naive_cache_is_stampeded(self) -> None:
-        """Without a lock, all who miss compute."""
-        cache, missing = PlainCache(), threading.Barrier(200)
-
-        def compute() -> int:
-            missing.wait(PATIENCE)  # Until all have missed.
-            return 1
-
-        with ThreadPoolExecutor(200) as pool:
-            asked = [pool.submit(self.naive, cache, "key", compute) for _ in range(200)]
-            assert [each.result() for each in asked] == [1] * 200
 
     def test_two_hundred_threads_miss(self, url: str, key: str) -> None:
         """Two hundred threads that miss at once compute one value, and all get it."""
@@ -394,25 +374,6 @@ class TestComputing:
             assert waits.result(LONG) == "well"
             with pytest.raises(ZeroDivisionError):
                 fails.result(LONG)
-
-    def test_a_slow_one_is_waited_for_so_long(self, locks, key) -> None:
-        """Who waits longer than ``wait`` is told that the key is busy."""
-        cache = PlainCache()
-        with locks.hold(key), ThreadPoolExecutor(1) as pool:
-            late = pool.submit(locks.cached, key, lambda: 1, expiry=LONG, cache=cache, wait=0.05)
-            with pytest.raises(LockTimeout):
-                late.result(LONG)
-
-    def test_a_slow_one_keeps_its_lease(self, locks, key) -> None:
-        """The lease is renewed while it computes, and the value is kept."""
-        cache = PlainCache()
-
-        def slow() -> str:
-            renewed(locks)
-            return "slow"
-
-        assert locks.cached(key, slow, expiry=LONG, cache=cache) == "slow"
-        assert cache.entries[key]["value"] == "slow"
 
     def test_the_value_of_a_lost_lease_is_not_kept(self, locks, key) -> None:
         """It is returned, for it is true; but another may have kept a later one by then."""

@@ -7,20 +7,9 @@ While one thread runs ``list(shared.values())``, no other can change ``shared``,
 from __future__ import annotations
 
 import ast
-import inspect
-import linecache
-import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from types import FrameType
-from typing import Any
-from uuid import uuid4
-
-import pytest
-
-from tests.support.waiting import PATIENCE, eventually
-from weblock import Locks
 
 SOURCE = Path(__file__).parents[1] / "src" / "weblock"
 
@@ -144,48 +133,3 @@ def test_what_threads_share_is_copied_by_list() -> None:
         if (name := shared_in(each, shared, made[path]))
     ]
     assert not found, "write list(...) around it"
-
-
-class Racing(dict[str, Any]):
-    """A dict that another thread adds to whenever it is gone through, other than by ``list``."""
-
-    def values(self) -> Any:
-        return self.seen(super().values(), sys._getframe(1))
-
-    def items(self) -> Any:
-        return self.seen(super().items(), sys._getframe(1))
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.seen(super().keys(), sys._getframe(1)))
-
-    def seen(self, view: Iterable[Any], asking: FrameType) -> Iterable[Any]:
-        """The view, or what another thread would make of it while ``asking`` goes through it."""
-        where = inspect.getframeinfo(asking).positions
-        assert where
-        line = linecache.getline(asking.f_code.co_filename, where.lineno or 0)
-        is_copied = line[: where.col_offset].endswith("list(") or line[
-            where.col_offset :
-        ].startswith("list(")
-        return list(view) if is_copied else self.one_by_one(view)
-
-    def one_by_one(self, view: Iterable[Any]) -> Iterator[Any]:
-        for each in view:
-            yield each
-            self["of another thread"] = None
-
-
-def test_a_dict_may_change_while_it_is_looked_through(caplog: pytest.LogCaptureFixture) -> None:
-    """The keeper goes on, and ``list``, ``once`` and ``close`` raise nothing, whatever another thread adds meanwhile."""
-    with Locks.from_url(f"memory://{uuid4()}", ttl=6, wait=PATIENCE) as locks:
-        keeper, engine = locks._locker.keeper, locks._engine
-        with locks.hold("a") as lease, locks.hold("b", limit=2), locks.hold("c"):
-            for owner in (keeper, engine, engine.switchboard):
-                for name, value in vars(owner).items():
-                    if type(value) is dict:
-                        setattr(owner, name, Racing(value))
-            (holding,) = lease._holdings
-            deadline = holding.deadline
-            eventually(lambda: holding.deadline > deadline)
-            locks.once("d", lambda: None)
-            assert locks.list()
-    assert not caplog.records

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weblock._core.holding import Holding, Status, Terms
+from weblock._core.holding import Holding, Terms
 from weblock._core.ports import Reply
 from weblock._core.table import Held
-from weblock.errors import EngineUnavailable
 
 TTL = 10.0
 TERMS = Terms(ttl=TTL, max_hold=None, renew=True, max_waiters=10, label="")
@@ -18,32 +17,6 @@ def holding(deadline: float, terms: Terms = TERMS) -> Holding:
     return Holding(
         "shop:k", "owner", 7, terms, deadline=deadline, confirmed=True, now=0.0, control=1, void=0.0
     )
-
-
-def test_a_renewal_that_is_answered_in_time_moves_the_deadline():
-    """The deadline is counted from before the renewal was sent, not from its answer."""
-    lease = holding(deadline=9.0)
-    lease.heard(Reply(Held(7, until=103.0 + TTL), now=103.0), sent=3.0, now=5.0)
-    assert 3.0 + TTL * 0.98 < lease.deadline < 3.0 + TTL
-
-
-def test_a_renewal_that_is_answered_too_late_renews_nothing():
-    """A lease whose deadline has passed was lost to whoever looked, and stays lost."""
-    lease = holding(deadline=9.0)
-    assert not lease.held(9.5)
-    lease.heard(Reply(Held(7, until=108.0 + TTL), now=108.0), sent=8.0, now=9.5)
-    assert lease.status is Status.LOST
-    assert lease.reason == "expired"
-    assert not lease.held(9.6)
-
-
-def test_a_renewal_that_is_not_answered_leaves_the_lease_until_its_deadline():
-    """No answer is no loss: it is tried again, until the deadline says otherwise."""
-    lease = holding(deadline=9.0)
-    lease.heard(EngineUnavailable("test://", "silent"), sent=6.0, now=7.0)
-    assert lease.held(8.9)
-    assert lease.at_risk
-    assert 7.0 < lease.due <= 9.0
 
 
 def test_a_lease_with_another_fence_is_not_ours():

@@ -15,7 +15,7 @@ import pytest
 
 from weblock import AsyncLocks, KeyInfo, LeaseLost, Locks
 from weblock._core.ports import Look
-from weblock._core.table import Claim, Grant, KeyState, Place, Voided
+from weblock._core.table import Claim, Grant, KeyState, Place
 from weblock.inspection import HolderInfo, info_of
 
 
@@ -38,32 +38,12 @@ INFO = KeyInfo(
 )
 
 
-def test_what_is_told() -> None:
-    """Labels, the fence, and seconds counted from the moment of the look."""
-    assert info_of("shop:a:b", Look(KeyState(7, (GRANT,), QUEUE), 102.0)) == INFO
-    later = info_of("shop:a:b", Look(KeyState(7, (GRANT,), QUEUE), 103.0))
-    assert (later.held_for, later.remaining) == (3.0, 7.0)
-    assert "secret" not in repr(later)
-
-
 def test_no_time_is_negative() -> None:
     """Whatever the engine's clock does, nobody holds for less than no time."""
     info = info_of("shop:a:b", Look(KeyState(7, (GRANT,)), 99.0))
     assert info.held_for == 0
     info = info_of("shop:a:b", Look(KeyState(7, (GRANT,)), 111.0))
     assert info.remaining == 0
-
-
-def test_a_key_that_is_between_two_holders() -> None:
-    """A queue without a holder is told of, for somebody is about to get the key."""
-    info = info_of("shop:a", Look(KeyState(7, (), QUEUE), 102.0))
-    assert info == KeyInfo("a", None, None, 0.0, 0.0, ("first", "second"))
-
-
-def test_nothing_to_tell() -> None:
-    """Of a key that nobody holds or wants there is nothing, whatever is remembered of it."""
-    assert info_of("shop:a", Look(KeyState(7), 102.0)) is None
-    assert info_of("shop:a", Look(KeyState(7, (), (), (Voided("x", 200.0),)), 102.0)) is None
 
 
 def test_a_fact_that_does_not_change() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,28 +13,6 @@ from weblock._core.ports import Ask, Grasp
 from weblock._runtime import clock
 from weblock._runtime.aio import AsyncioRuntime
 from weblock._runtime.blocking import BlockingRuntime, drive
-
-
-def test_drive_runs_to_the_end() -> None:
-    """A coroutine that never suspends gives its result, through any depth of awaits."""
-
-    async def inner() -> int:
-        return 7
-
-    async def outer() -> int:
-        return await inner() + 1
-
-    assert drive(outer()) == 8
-
-
-def test_drive_passes_errors_on() -> None:
-    """An error inside comes out."""
-
-    async def failing() -> None:
-        raise KeyError("own")
-
-    with pytest.raises(KeyError, match="own"):
-        drive(failing())
 
 
 def test_drive_refuses_a_suspension() -> None:
@@ -114,13 +91,6 @@ async def test_an_echo_is_no_message(listener: Listener) -> None:
     assert clock.now() - began >= 0.099
 
 
-async def test_rung_after_a_wait_that_ended(listener: Listener) -> None:
-    """A message that came too late for one wait is there for the next."""
-    assert await listener.heard(0.01) is None
-    listener.bell.ring(Ask())
-    assert await listener.heard(None) == Ask()
-
-
 async def test_many_ringers(listener: Listener) -> None:
     """Every message of many threads is heard, each once."""
 
@@ -157,41 +127,11 @@ def test_a_bell_of_a_closed_loop() -> None:
     asyncio.run(make()).ring(Ask())
 
 
-def test_the_clock_is_that_of_the_machine() -> None:
-    """Seconds since boot, going on."""
-    before = clock.now()
-    time.sleep(0.001)
-    assert before < clock.now()
-
-
 def test_owners_are_secret() -> None:
     """Each owner is 128 bits that nobody had before."""
     owners = {clock.new_owner() for _ in range(1000)}
     assert len(owners) == 1000
     assert {len(bytes.fromhex(owner)) for owner in owners} == {16}
-
-
-async def test_control_is_the_task() -> None:
-    """Two tasks of one thread are two flows of control; a task is the same throughout."""
-
-    async def control() -> object:
-        first = clock.control()
-        await asyncio.sleep(0)
-        assert clock.control() is first
-        return first
-
-    assert len(set(await asyncio.gather(control(), control()))) == 2
-
-
-def test_control_is_the_thread() -> None:
-    """Without a task, each thread is its own, also where it has the identifier of one before."""
-    controls: list[object] = []
-    for _ in range(5):
-        thread = threading.Thread(target=lambda: controls.append(clock.control()))
-        thread.start()
-        thread.join()
-    assert len(set(controls)) == 5
-    assert clock.control() is clock.control()
 
 
 def test_another_context_of_a_thread_is_part_of_the_same_work_only() -> None:

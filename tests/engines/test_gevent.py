@@ -332,6 +332,7 @@ def test_a_gevent_worker_of_gunicorn_computes_and_yields_under_a_lock(tmp_path: 
     command = [sys.executable, "-m", "gunicorn", "-k", "gevent", "--workers=2", "--timeout=100"]
     command += [
         "--no-control-socket",
+        "--graceful-timeout=1",
         f"--bind=127.0.0.1:{port}",
         f"--pythonpath={tmp_path}",
         "computes:application",

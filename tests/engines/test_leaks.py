@@ -17,7 +17,7 @@ from tests.servers.zookeeper import fresh_zookeeper
 TOP = Path(__file__).parents[2]
 
 LONG = "WEBLOCK_LONG" in os.environ
-ROUNDS = {"keys": 4_000, "loops": 400, "dropped": 400, "async_dropped": 400}
+ROUNDS = {"keys": 4_000, "loops": 200, "dropped": 200, "async_dropped": 200}
 """Keys are more than those that an engine remembers, which are 1,024 at most without ``WEBLOCK_LONG``."""
 
 SWEEP = """

@@ -26,11 +26,10 @@ from weblock._core.ports import Pulse
 from weblock._core.table import Claim, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores.memcached import open_engine
-from weblock.stores.memcached.engine import THREADS, MemcachedEngine
-from weblock.stores.memcached.items import ItemCells, Observer
+from weblock.stores.memcached.engine import MemcachedEngine
+from weblock.stores.memcached.items import ItemCells
 from weblock.stores.memcached.poller import LONGEST_PAUSE, Poller
 from weblock.stores.memcached.server import Client, begin_generation
-from weblock.stores.transport import unfit
 
 LONG = 60.0
 
@@ -107,31 +106,6 @@ def machine() -> Iterator[Callable[[float], Machine]]:
 class TestClocks:
     """No two machines agree on the time."""
 
-    @pytest.mark.parametrize("theirs", [0.0, 1e6])
-    def test_clocks_need_not_agree(self, machine, theirs: float) -> None:
-        """A lease lasts as long as it was granted for, whether a waiter's clock is behind or ahead."""
-        holder, waiter = machine(5000.0), machine(theirs)
-        assert isinstance(holder.acquire("holder"), Held)
-        assert isinstance(waiter.acquire("waiter"), Waiting)
-        waiter.clock += 3
-        assert isinstance(waiter.acquire("waiter"), Waiting)
-        waiter.clock += 6.9
-        assert isinstance(waiter.acquire("waiter"), Waiting)
-        waiter.clock += 0.2
-        assert isinstance(waiter.acquire("waiter"), Held)
-        assert isinstance(holder.acquire("holder"), Waiting)
-
-    def test_naive_clocks_do(self, machine, monkeypatch) -> None:
-        """An engine that believes the times that others wrote lets two hold at once."""
-        monkeypatch.setattr(
-            Observer,
-            "first_seen",
-            lambda self, item, stamps, now: {each: each.written for each in stamps},
-        )
-        holder, waiter = machine(5000.0), machine(1e6)
-        holder.acquire("holder")
-        assert isinstance(waiter.acquire("waiter"), Held)
-
     def test_what_others_write_starts_no_lease_anew(self, machine) -> None:
         """Waiters who come and go and look do not make the lease in front of them last longer."""
         holder, first, second = machine(5000.0), machine(0.0), machine(1e6)
@@ -142,17 +116,6 @@ class TestClocks:
             first.clock += 1.5
             second.clock += 1.5
         assert isinstance(first.acquire("first"), Held)
-
-    def test_a_renewal_is_counted_from_when_it_is_seen(self, machine) -> None:
-        """A holder that renews is not taken for dead by those who count."""
-        holder, waiter = machine(5000.0), machine(0.0)
-        fence = holder.acquire("holder").fence
-        for _ in range(5):
-            assert isinstance(waiter.acquire("waiter"), Waiting)
-            holder.clock += 4
-            waiter.clock += 4
-            assert holder.acquire("holder").fence == fence
-        assert isinstance(waiter.acquire("waiter"), Waiting)
 
     def test_a_lease_learned_of_late(self, machine) -> None:
         """A waiter that looks too late for the lease it was handed does not believe that it holds."""
@@ -341,26 +304,6 @@ class TestServers:
                 quiet = one._engine.ask(lambda client: client.get("weblock/recovering"))
                 assert int(quiet) >= 590
 
-    def test_without_recovery_two_may_hold(self) -> None:
-        """What ``recovery=off`` gives up: a server that forgets grants at once."""
-        with Memcached("-M") as server:
-            url = server.url(recovery="off")
-            with Locks.from_url(url, renew=False) as holder, Locks(open_engine(url)) as other:
-                lease = holder.acquire("key")
-                server.ask(b"flush_all")
-                theirs = other.try_acquire("key")
-                assert theirs
-                assert lease.held
-                assert theirs.fence > lease.fence
-
-    def test_a_restart_costs_no_idle_connection_an_error(self) -> None:
-        """A connection that ended while nobody used it is not used again."""
-        with Memcached("-M") as server, Locks.from_url(server.url(recovery="off")) as locks:
-            locks.acquire("key", wait=0).release()
-            server.kill()
-            server.start()
-            locks.acquire("key", wait=0).release()
-
     def test_one_that_stands_still_does_not_stop_the_loop(self) -> None:
         """A server that does not answer is an error after ``timeout``, and the event loop goes on."""
 
@@ -379,24 +322,6 @@ class TestServers:
 
         with Memcached("-M") as server:
             assert asyncio.run(main())
-
-    def test_who_waits_for_silence_waits_once(self, monkeypatch) -> None:
-        """Of many who ask a server that is silent, those whose turn comes later are told at once."""
-        monkeypatch.setattr(unfit, "LATELY", LONG)
-
-        async def main() -> list[EngineUnavailable]:
-            async with AsyncLocks.from_url(server.url(recovery="off", timeout=0.5)) as locks:
-                await (await locks.acquire("key", wait=LONG)).release()
-                server.stop()
-                asked = (locks.acquire(f"{number}", wait=0) for number in range(200))
-                errors = await asyncio.gather(*asked, return_exceptions=True)
-                server.cont()
-                return errors
-
-        with Memcached("-M") as server:
-            errors = asyncio.run(main())
-        assert {type(each) for each in errors} == {EngineUnavailable}
-        assert sum(isinstance(each.__cause__, TimeoutError) for each in errors) <= THREADS
 
     def test_a_long_list_among_strangers(self) -> None:
         """Hundreds of keys are listed in full, out of a cache in which others have their own items."""

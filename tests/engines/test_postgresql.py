@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +24,6 @@ from weblock import (
     Locks,
     LockTimeout,
 )
-from weblock._core.acquiring import Acquisition
 from weblock._core.ports import Ask, Grasp, Message
 from weblock._runtime.blocking import drive
 from weblock.cli.app import app
@@ -36,7 +33,6 @@ from weblock.stores.postgresql.engine import PostgreSQLEngine
 from weblock.stores.postgresql.links import AsyncioLink, BlockingLink
 from weblock.stores.postgresql.settings import parse
 from weblock.stores.postgresql.statements import DONE, PORTION
-from weblock.stores.transport import unfit
 from weblock.stores.transport.listener import to_notification
 
 LONG = 60.0
@@ -301,23 +297,6 @@ class TestTheTable:
         with pytest.raises(ConfigurationError, match="weblock ddl"):
             asyncio.run(acquire())
 
-    def test_it_is_created_on_request(self) -> None:
-        """With ``create=true`` the first to come creates it, and nobody else stumbles over that."""
-        fences: list[int] = []
-
-        def lock(number: int) -> None:
-            url = f"{shared_postgres().url()}?table=made&create=true&timeout={10 + number}"
-            with Locks.from_url(url) as locks, locks.hold("key", wait=PATIENCE) as lease:
-                fences.append(lease.fence)
-
-        threads = [threading.Thread(target=lock, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert fences == sorted(set(fences))
-        assert len(fences) == 4
-
     def test_engines_create_it_together(self) -> None:
         """Of several that find no table at the same time, each goes on, whatever the server tells it."""
         count = 8
@@ -441,21 +420,6 @@ class TestSettings:
 
 
 class TestFaults:
-    def test_connections_that_are_ended_are_opened_again(self, locks) -> None:
-        """A holder keeps its lease, and a waiter gets the key, though all connections were ended."""
-        lease = locks.acquire("key")
-        got: list[Any] = []
-        waiter = threading.Thread(target=lambda: got.append(locks.acquire("key")))
-        waiter.start()
-        eventually(lambda: rows_of(locks, "rest", "rest <> ''"))
-        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'locks'"
-        shared_postgres().execute(query)
-        lease.check()
-        lease.release()
-        waiter.join(PATIENCE)
-        assert got[0].fence > lease.fence
-        got[0].release()
-
     def test_a_restart_loses_nothing(self, server) -> None:
         """After ``kill -9`` of every process of the server, leases are what they were."""
         url = f"{server.url()}?create=true&connect_timeout=2"
@@ -566,44 +530,6 @@ class TestFaults:
 class TestSilence:
     """Callers of a server that accepts connections and says nothing."""
 
-    def test_tasks_that_want_one_key_wait_for_it_once(self, mute, monkeypatch) -> None:
-        """Of many tasks, one finds that no connection can be made, and the others do not try it again."""
-        monkeypatch.setattr(unfit, "LATELY", LONG)
-        connect, tries = AsyncioLink.open, []
-
-        async def counted(settings: Any) -> AsyncioLink:
-            tries.append(settings)
-            return await connect(settings)
-
-        async def main() -> list[Any]:
-            async with AsyncLocks.from_url(f"{mute}?connect_timeout=1", wait=0) as locks:
-                asked = (locks.acquire("key") for _ in range(5))
-                return await asyncio.gather(*asked, return_exceptions=True)
-
-        monkeypatch.setattr(AsyncioLink, "open", counted)
-        errors = asyncio.run(main())
-        assert [type(each) for each in errors] == [EngineUnavailable] * 5
-        assert len(tries) == 1
-
-    def test_threads_learn_that_it_is_silent(self, mute) -> None:
-        """A thread that waits for a connection, or for a key, is not told to raise ``max_connections``."""
-        errors: list[str] = []
-        options = "max_connections=1&timeout=0.2&connect_timeout=1"
-        with Locks.from_url(f"{mute}?{options}", wait=0) as locks:
-
-            def ask(key: str) -> None:
-                with pytest.raises(EngineUnavailable) as caught:
-                    locks.acquire(key)
-                errors.append(caught.value.reason)
-
-            threads = [threading.Thread(target=ask, args=(key,)) for key in "aaabcd"]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert set(errors) <= {"it did not answer within 0.2 s", "connection timeout expired"}
-        assert len(errors) == len(threads)
-
     async def test_a_task_does_not_wait_for_its_turn_for_ever(self, url, monkeypatch) -> None:
         """If others have changed the key all the time, and the server answers, the error says that."""
         monkeypatch.setattr(connections, "PATIENCE", 0.01)
@@ -617,17 +543,6 @@ class TestSilence:
 
             await links.in_turn("default:key", work)
             await (await locks.acquire("key")).release()
-
-
-def test_waiters_that_have_gone_are_forgotten(url, locks) -> None:
-    """A process remembers the waiters that it has, however busy its notifications are."""
-    with Locks.from_url(varied(url, timeout=21)) as holder, holder.hold("key"):
-        for _ in range(50):
-            with pytest.raises(LockTimeout):
-                locks.acquire("key", wait=0.001)
-        gc.collect()
-        assert not [each for each in gc.get_objects() if type(each) is Acquisition]
-        assert not locks._locker.switchboard.bells  # type: ignore[attr-defined]
 
 
 async def test_a_statement_that_could_not_be_prepared_is_prepared_again(locks, url) -> None:
@@ -652,13 +567,6 @@ async def test_a_statement_that_could_not_be_prepared_is_prepared_again(locks, u
     finally:
         blocking.close()
         link.close()
-
-
-@pytest.fixture
-def mute() -> Iterator[str]:
-    """The URL of a server that accepts connections, and says nothing."""
-    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
-        yield f"postgresql://u@127.0.0.1:{server.getsockname()[1]}/d"
 
 
 @contextlib.contextmanager

@@ -82,19 +82,6 @@ def test_a_hundred_threads_wait_on_a_pool_of_four(server: Server) -> None:
         assert len({call.result() for call in calls}) == 100
 
 
-def test_holders_hold_no_connection(server: Server) -> None:
-    """Whoever holds a key, and extends it, keeps no connection from others while it works."""
-    url = server.url(recovery="off", client_name="crowd", max_connections=2)
-    with Locks.from_url(url) as locks:
-        leases = [locks.acquire(f"key:{number}") for number in range(50)]
-        for lease in leases:
-            lease.extend(1)
-        # One of the pool, and the keeper's.
-        eventually(lambda: connections(server, "crowd") <= 2)
-        for lease in leases:
-            lease.release()
-
-
 def test_connections_of_a_rush_do_not_stay(server: Server) -> None:
     """Threads that came at once, and wait now, soon keep a connection or two between them."""
     url = server.url(recovery="off", client_name="crowd")
@@ -148,22 +135,6 @@ def scripts_run(client: redis.Redis) -> int:
     return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
 
-async def test_a_server_that_forgets_the_scripts_is_told_them_again(server: Server) -> None:
-    """SCRIPT FLUSH at any moment costs a round trip, and nothing else."""
-    url = server.url(recovery="off")
-    with Locks.from_url(url) as locks:
-        async with AsyncLocks.from_url(url) as others:
-            for _ in range(5):
-                server.command("SCRIPT", "FLUSH")
-                lease = locks.acquire("a")
-                server.command("SCRIPT", "FLUSH")
-                lease.extend(1)
-                assert await others.try_acquire("a") is None
-                server.command("SCRIPT", "FLUSH")
-                lease.release()
-                await (await others.acquire("a")).release()
-
-
 async def test_a_connection_that_was_closed_is_not_used_again(server: Server) -> None:
     """Whatever closed the connections, the next to lock is served, without having to retry."""
     url = server.url(recovery="off")
@@ -188,19 +159,6 @@ def test_a_release_on_a_connection_that_was_closed_is_made_up_for(server: Server
             eventually(lambda: locks.inspect("a") is None, despite=EngineUnavailable)
 
 
-def test_who_waits_is_served_although_its_subscription_was_killed(server: Server) -> None:
-    """A ring that was lost with its connection costs a bounded delay, and no more."""
-    with Locks.from_url(server.url(recovery="off"), wait=PATIENCE) as locks:
-        lease = locks.acquire("a")
-        with ThreadPoolExecutor(8) as pool:
-            calls = [pool.submit(lambda: locks.acquire("a").release()) for _ in range(8)]
-            eventually(lambda: waiters(locks, "a") == 8)
-            server.command("CLIENT", "KILL", "TYPE", "pubsub")
-            lease.release()
-            for call in calls:
-                call.result()
-
-
 async def test_replies_reach_those_who_asked_whoever_was_cancelled() -> None:
     """On a shared connection, cancelled requests take no reply that is another's."""
     dice = random.Random(7)
@@ -222,25 +180,6 @@ async def test_replies_reach_those_who_asked_whoever_was_cancelled() -> None:
             assert not wrong
         with Locks.from_url(locks_url(locks)) as probe:
             await asyncio.to_thread(eventually, lambda: not probe.list())
-
-
-async def test_what_a_stopped_server_does_later_leaves_nothing(server: Server) -> None:
-    """A request that is applied after its sender has given up grants nothing to anybody."""
-    url = server.url(recovery="off", timeout=0.3)
-    with Locks.from_url(url, wait=0, ttl=60) as locks:
-        async with AsyncLocks.from_url(url, wait=0, ttl=60) as others:
-            locks.acquire("a", wait=PATIENCE).release()
-            await (await others.acquire("b", wait=PATIENCE)).release()
-            server.stop()
-            with pytest.raises(EngineUnavailable, match="did not answer in time"):
-                locks.acquire("a")
-            with pytest.raises(EngineUnavailable, match="did not answer in time"):
-                await others.acquire("b")
-            server.cont()
-            for key in ("a", "b"):
-                await asyncio.to_thread(
-                    eventually, lambda key=key: free(locks, key), despite=EngineUnavailable
-                )
 
 
 def test_threads_learn_that_a_server_hangs(server: Server) -> None:
@@ -334,21 +273,6 @@ def free(locks: Locks, key: str) -> bool:
     if lease:
         lease.release()
     return lease is not None
-
-
-def test_closing_ends_every_connection_and_thread(server: Server) -> None:
-    """What is closed leaves neither connections nor threads."""
-    before = set(threading.enumerate())
-    with Locks.from_url(server.url(recovery="off", client_name="gone"), wait=PATIENCE) as locks:
-        with ThreadPoolExecutor(2) as pool:
-            lease = locks.acquire("a")
-            waiting = pool.submit(lambda: locks.acquire("a").release())
-            eventually(lambda: waiters(locks, "a") == 1)
-            lease.release()
-            waiting.result()
-        assert connections(server, "gone") > 0
-    eventually(lambda: connections(server, "gone") == 0)
-    eventually(lambda: not set(threading.enumerate()) - before)
 
 
 def locks_url(locks: AsyncLocks) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,11 +13,8 @@ from tests.servers import Cluster, a_redis, a_valkey, an_older_redis
 from tests.servers.cluster import Move
 from tests.support.renewals import renew_often, renewed
 from tests.support.waiting import PATIENCE, eventually, waiters
-from weblock import AsyncLocks, EngineRecovering, EngineUnavailable, LeaseLost, Locks
-from weblock._core.table import SHARED, Held
+from weblock import AsyncLocks, EngineRecovering, EngineUnavailable, Locks
 from weblock.stores.redis.calls import Layout
-
-from .seats import Seat, store_of
 
 TTL = 3.0
 LAYOUT = Layout("weblock", 128)
@@ -100,27 +96,22 @@ def test_readers_outlive_a_slot_that_stays_half_moved(
     cluster: Cluster, parts: tuple[str, ...]
 ) -> None:
     """Leases that share a key are kept on either server, and each is released by itself."""
-    key = f"default:{KEYS[3]} {len(parts)}"
-    key = next(
-        each for each in (f"{key} {n}" for n in range(9_000)) if LAYOUT.bucket(each) == BUCKET
-    )
-    with store_of(cluster.url(recovery="off")) as store:
-        readers = [Seat(store, key, SHARED) for _ in range(3)]
-        writer = Seat(store, key, 1)
-        fences = [reader.take().fence for reader in readers]
+    key = KEYS[4]
+    with Locks.from_url(cluster.url(recovery="off"), ttl=PATIENCE, wait=PATIENCE) as locks:
+        readers = [locks.acquire(key, shared=True) for _ in range(3)]
+        fences = [reader.fence for reader in readers]
         move = moved(cluster, *parts)
         try:
             for _ in range(2):
-                beats = [reader.renew() for reader in readers]
-                assert [isinstance(each, Held) and each.fence for each in beats] == fences
+                renewed(locks, *readers)
             readers.pop().release()
         finally:
             move.take_along()
             move.end()
         for reader in readers:
-            assert not isinstance(writer.ask(), Held)
+            assert locks.try_acquire(key) is None
             reader.release()
-        assert writer.wait().fence > max(fences)
+        assert fence_of(locks, key) > max(fences)
 
 
 def test_a_process_that_comes_while_a_slot_is_half_moved_can_lock(cluster: Cluster) -> None:
@@ -149,51 +140,6 @@ async def test_asyncio_goes_on_too(cluster: Cluster) -> None:
         finally:
             await asyncio.to_thread(move.take_along)
             await asyncio.to_thread(move.end)
-
-
-def test_keys_that_move_one_by_one_under_load(cluster: Cluster) -> None:
-    """Many who want one key never have it at once, while its slot is moved to and fro in pieces."""
-    inside, most, sections = 0, 0, 0
-    guard, over = threading.Lock(), threading.Event()
-
-    def work(locks: Locks) -> list[int]:
-        nonlocal inside, most, sections
-        fences = []
-        while not over.is_set():
-            try:
-                with locks.hold(KEYS[5]) as lease:
-                    with guard:
-                        inside += 1
-                        most, sections = max(most, inside), sections + 1
-                    fences.append(lease.fence)
-                    with guard:
-                        inside -= 1
-            except (EngineUnavailable, LeaseLost):
-                continue
-        return fences
-
-    def go_on() -> None:
-        wanted = sections + 20
-        eventually(lambda: sections >= wanted)
-
-    urls = [cluster.url(recovery=TTL)] * 2
-    with ThreadPoolExecutor(4) as pool:
-        engines = [Locks.from_url(url, ttl=TTL, wait=PATIENCE) for url in urls]
-        calls = [pool.submit(work, engines[number % 2]) for number in range(4)]
-        try:
-            for parts in ((":lock:",), (":epoch",), ("",)):
-                go_on()
-                move = moved(cluster, *parts)
-                move.take_along()
-                move.end()
-            go_on()
-        finally:
-            over.set()
-            fences = [fence for call in calls for fence in call.result()]
-            for engine in engines:
-                engine.close()
-    assert most == 1
-    assert len(fences) == len({*fences})
 
 
 def test_replicas_must_have_a_renewal_that_was_sent_on(cluster: Cluster) -> None:

@@ -17,7 +17,6 @@ from weblock import (
     ConfigurationError,
     EngineRecovering,
     EngineUnavailable,
-    Lease,
     LeaseLost,
     Locks,
 )
@@ -26,9 +25,6 @@ T = TypeVar("T")
 
 TTL = 1.0
 """Seconds of a lease, and of recovery."""
-
-JOB = 4.0
-"""Seconds of a longer lease, and of the recovery where there are both."""
 
 
 @pytest.fixture(params=sorted(binaries()))
@@ -98,16 +94,6 @@ def test_a_lease_outlives_a_server_that_keeps_its_data(each_server: Server) -> N
             assert others.try_acquire("held") is None
 
 
-def test_who_was_forgotten_is_told(server: Server) -> None:
-    """A holder whose lease was flushed away is told, and its release says so."""
-    with locks_on(server) as locks:
-        lease = locks.acquire("held")
-        server.command("FLUSHALL")
-        eventually(lambda: not lease.held)
-        with pytest.raises(LeaseLost):
-            lease.release()
-
-
 def test_who_asks_meanwhile_is_told_how_long(server: Server) -> None:
     """During recovery no key is said to be busy: the error says why, and when to come back."""
     settle_at_once(server)
@@ -120,14 +106,6 @@ def test_who_asks_meanwhile_is_told_how_long(server: Server) -> None:
             assert 0 < refused.value.retry_after <= 30
 
 
-def test_places_are_kept_over_a_recovery(server: Server) -> None:
-    """Who waits when the server restarts gets its turn without asking in vain."""
-    with locks_on(server) as locks:
-        use(locks, "a")
-        server.restart(keep_data=True)
-        use(locks, "a")
-
-
 def test_a_server_that_has_been_up_for_long_costs_nobody_anything() -> None:
     """The first use of a server that has been up for longer than a ttl is granted at once."""
     with Server() as server, server.client() as client:
@@ -135,14 +113,6 @@ def test_a_server_that_has_been_up_for_long_costs_nobody_anything() -> None:
             time.sleep(0.1)
         with locks_on(server) as locks:
             assert locks.try_acquire("a")
-
-
-def test_recovery_can_be_turned_off(server: Server) -> None:
-    """With ``recovery=off`` a server that has just been flushed grants at once."""
-    with Locks.from_url(server.url(recovery="off"), ttl=TTL) as locks:
-        server.command("FLUSHALL")
-        lease = locks.try_acquire("a")
-        assert lease
 
 
 def test_the_recovery_is_the_longest_ttl_of_the_locks_on_an_engine(server: Server) -> None:
@@ -169,18 +139,6 @@ def test_a_renewed_lease_must_end_before_the_recovery(server: Server) -> None:
     settle_at_once(server)
     with Locks.from_url(server.url(recovery=TTL), ttl=TTL) as locks:
         locks.acquire("a", ttl=1000, renew=False).release()
-
-
-def test_a_lease_of_a_day_that_was_given_back_closes_nothing() -> None:
-    """What was held for long once, and is no more, does not lengthen the recovery."""
-    with (
-        Server(appendonly="yes", appendfsync="always") as server,
-        Locks.from_url(server.url(recovery=1), ttl=1, wait=PATIENCE) as locks,
-    ):
-        use(locks, "a")
-        locks.acquire("b", ttl=86_400, renew=False).release()
-        server.restart(keep_data=True)
-        use(locks, "a")
 
 
 def test_who_does_not_want_to_wait_leaves_the_others_alone(server: Server) -> None:
@@ -290,16 +248,6 @@ def test_a_lease_is_given_back_although_another_version_has_come(
     assert not [each for each in caplog.records if each.levelname == "CRITICAL"]
 
 
-def test_who_waits_for_long_enough_gets_in(server: Server) -> None:
-    """A caller with more patience than the recovery lasts is queued, and has its turn."""
-    with locks_on(server) as locks:
-        server.command("FLUSHALL")
-        waiters = [lambda: fence_of(locks, "a")] * 3
-        with ThreadPoolExecutor(3) as pool:
-            fences = list(pool.map(lambda wait: wait(), waiters))
-        assert len(set(fences)) == 3
-
-
 def test_a_promoted_replica_recovers() -> None:
     """After a failover of Sentinels, the new master waits before it grants what may be held."""
     with (
@@ -336,65 +284,6 @@ def test_a_cluster_recovers_where_it_failed() -> None:
         assert all(fence_of(locks, key) > after[key] for key in keys)
 
 
-def test_a_slot_that_moves_takes_its_locks_along() -> None:
-    """A lease survives the move of its slot to another master, which grants nothing new until it has recovered."""
-    with (
-        Cluster(node_timeout=30) as cluster,
-        Locks.from_url(cluster.url(recovery=5), ttl=5, wait=PATIENCE) as locks,
-    ):
-        fence_of(locks, "held")
-        lease = locks.acquire("held")
-        cluster.migrate(slot_of(cluster, "held"))
-        lease.extend(1)
-        lease.release()
-        with pytest.raises(EngineRecovering, match="has just got this part"):
-            locks.acquire("held", wait=0)
-        assert locks.acquire("held").fence > lease.fence
-
-
-def test_a_release_that_comes_first_after_a_flush(server: Server) -> None:
-    """A release says nothing of the ttl of other leases: but it says how long to recover."""
-    settle_at_once(server)
-    url = server.url(recovery=JOB)
-    with Locks.from_url(url, ttl=JOB) as locks:
-        lease, other = locks.acquire("held"), locks.acquire("other")
-        flush(server)
-        with pytest.raises(LeaseLost):
-            other.release()
-        assert not held_when_granted_again(url, lease)
-
-
-def test_a_caller_with_a_shorter_ttl_that_comes_first_after_a_crash(server: Server) -> None:
-    """A web request says nothing of the ttl of a job, but it says how long to recover."""
-    settle_at_once(server)
-    url = server.url(recovery=JOB)
-    with (
-        Locks.from_url(url, ttl=JOB) as jobs,
-        Locks.from_url(url, ttl=TTL, wait=PATIENCE) as requests,
-    ):
-        lease = jobs.acquire("held")
-        restart_empty(server)
-        use(requests, "of a request")
-        assert not held_when_granted_again(url, lease)
-
-
-def test_a_master_of_a_cluster_that_was_flushed() -> None:
-    """A request that wants the key of a job gets it when the job has lost it."""
-    with Cluster() as cluster:
-        url = cluster.url(recovery=JOB)
-        with Locks.from_url(url, ttl=JOB, wait=PATIENCE) as jobs:
-            lease = jobs.acquire("held")
-            flush(cluster.master_of(slot_of(cluster, "held")))
-            assert not held_when_granted_again(url, lease, ttl=TTL)
-
-
-def held_when_granted_again(url: str, lease: Lease, ttl: float = JOB) -> bool:
-    """Whether a holder still has its key when another caller gets it."""
-    with Locks.from_url(url, ttl=ttl, wait=PATIENCE) as others:
-        _, was_held = in_a_thread(lambda: (others.acquire("held"), lease.held))
-        return was_held
-
-
 def in_a_thread(call: Callable[[], T]) -> T:
     """What ``call`` returns to another than us: who holds a key may not wait for it."""
     with ThreadPoolExecutor(1) as pool:
@@ -407,15 +296,6 @@ def fence_of(locks: Locks, key: str) -> int:
     with suppress(LeaseLost):  # On a machine too slow for its ttl.
         lease.release()
     return lease.fence
-
-
-def slot_of(cluster: Cluster, key: str) -> int:
-    """The slot where a key's lease is."""
-    for node in cluster.nodes[:3]:
-        for name in node.client().scan_iter(f"*:lock:*{key}"):
-            slot: int = node.command("CLUSTER", "KEYSLOT", name)
-            return slot
-    raise LookupError(key)
 
 
 def test_locks_that_rest_keep_their_recovery() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import threading
@@ -415,30 +414,6 @@ class TestWhatIsRemembered:
         assert not engine.acquisitions
 
 
-async def test_many_contenders_go_on(servers: list[Server]) -> None:
-    """Forty tasks and eight threads on one key are all served, each with a fence of its own."""
-    fences: list[int] = []
-    with Locks.from_url(urls(servers), wait=60) as locks:
-        async with AsyncLocks.from_url(urls(servers), wait=60) as others:
-
-            def in_a_thread() -> None:
-                for _ in range(5):
-                    with locks.hold("a") as lease:
-                        fences.append(lease.fence)
-
-            async def in_a_task() -> None:
-                async with others.hold("a") as lease:
-                    fences.append(lease.fence)
-
-            with ThreadPoolExecutor(8) as pool:
-                calls = [pool.submit(in_a_thread) for _ in range(8)]
-                await asyncio.gather(*(in_a_task() for _ in range(40)))
-                await asyncio.gather(*map(asyncio.wrap_future, calls))
-            assert len(fences) == 80
-            assert fences == sorted(set(fences))
-            await asyncio.to_thread(eventually, lambda: not locks.list())
-
-
 def test_a_name_that_is_looked_up_for_ever_holds_nobody_up(
     servers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -535,15 +510,6 @@ class TestSplitVotes:
             assert refused
             assert lease.fence > first.fence
             await lease.release()
-
-    def test_it_is_said_who_answered(self, servers: list[Server]) -> None:
-        """An outage is told by how many servers did answer."""
-        with Locks.from_url(urls(servers)) as locks:
-            locks.acquire("k").release()
-            for server in servers[1:]:
-                server.kill()
-            with pytest.raises(EngineUnavailable, match="1 of 3 servers answered"):
-                locks.acquire("k", wait=0)
 
 
 @pytest.mark.parametrize("face", [Locks, AsyncLocks])

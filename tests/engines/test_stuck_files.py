@@ -194,19 +194,3 @@ def test_a_file_that_stays_crowded_is_not_blamed_on_one_process(
             ) as told:
                 locks.acquire("k", wait=0)
     assert "start fewer at once" in str(told.value)
-
-
-def test_many_processes_that_start_at_once_all_get_their_turn(
-    url: str, child: Callable[..., Child]
-) -> None:
-    """However few processors there are for them: nobody is refused, and nobody is blamed."""
-    crowd = [child() for _ in range(12)]
-    for each in crowd:
-        each.begin("""
-        with Locks.from_url(url, wait=None) as locks:
-            for n in range(5):
-                with locks.hold('k'):
-                    pass
-        n
-        """)
-    assert [each.outcome() for each in crowd] == [4] * 12

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -190,27 +189,6 @@ def test_two_thousand_keys_are_held_at_once(url: str) -> None:
             lease.release()
 
 
-def test_the_death_of_a_holder_is_noticed_at_once_by_all_who_wait(
-    locks: Locks, child: Callable[..., Child]
-) -> None:
-    """In other processes and in several threads, long before its ttl."""
-    victim, *others = [child().open(wait=None) for _ in range(3)]
-    victim.run("lease = locks.acquire('k', ttl=3600)")
-    for other in others:
-        other.begin("""
-        import concurrent.futures
-        def one(_):
-            with locks.hold('k'):
-                return 1
-        with concurrent.futures.ThreadPoolExecutor(3) as pool:
-            served = sum(pool.map(one, range(3)))
-        served
-        """)
-    eventually(lambda: waiters(locks, "k") == 6)
-    victim.kill()
-    assert [other.outcome() for other in others] == [3, 3]
-
-
 def test_a_stopped_process_with_many_places_in_a_queue_costs_the_others_little(
     folder: Path, locks: Locks, child: Callable[..., Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,40 +280,3 @@ def test_asking_after_many_processes_leaves_no_file_open(
         assert locks.try_acquire("k") is None
         holder.run("lease.release()")
     eventually(lambda: not open_files() - before)
-
-
-def test_closing_leaves_nothing_behind(url: str, folder: Path, child: Callable[..., Child]) -> None:
-    """No thread, no open file, no socket in the directory."""
-    other = child()
-    threads, files = set(threading.enumerate()), open_files()
-    for _ in range(3):
-        with Locks.from_url(url) as locks:
-            lease = locks.acquire("k")
-            other.run("locks = Locks.from_url(url)")
-            other.begin("""
-            with locks.hold('k', wait=None):
-                pass
-            locks.close()
-            """)
-            eventually(lambda: waiters(locks, "k") == 1)
-            lease.release()
-            other.outcome()
-    eventually(lambda: not set(threading.enumerate()) - threads)
-    eventually(lambda: not open_files() - files)
-    assert not [*folder.glob("*.bell")]
-
-
-@pytest.mark.parametrize("by", ["stop", "kill"])
-def test_a_waiter_that_is_gone_is_passed_over(
-    folder: Path, locks: Locks, child: Callable[..., Child], by: str
-) -> None:
-    """The next one in the queue gets the key, at once or after the time for a hand-over."""
-    holder, gone, after = child().open(), child().open(), child().open()
-    holder.run("lease = locks.acquire('k', ttl=3600)")
-    gone.begin("locks.acquire('k', wait=None, ttl=3600)")
-    eventually(lambda: waiters(locks, "k") == 1)
-    after.begin("locks.acquire('k', wait=None).fence")
-    eventually(lambda: waiters(locks, "k") == 2)
-    stop_outside_files(gone, folder) if by == "stop" else gone.kill()
-    holder.run("lease.release()")
-    assert after.outcome() > 0  # Long before the ttl that the other asked for.

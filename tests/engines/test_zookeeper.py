@@ -14,12 +14,10 @@ from functools import partial
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionLoss
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KeeperState
 
-from tests.contract.history import fences_out_of_order, overlaps, read_journals
-from tests.contract.puppets import Puppet, Worker
+from tests.contract.puppets import Puppet
 from tests.servers import Proxy
 from tests.servers.proxy import Listener
 from tests.servers.zookeeper import Ensemble, ZooKeeper, fresh_zookeeper, shared_zookeeper
@@ -32,10 +30,9 @@ from weblock._core.table import HANDOFF, Gone, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.cli.doctor import _found
 from weblock.stores.zookeeper import parse
-from weblock.stores.zookeeper.nodes import Content
 from weblock.stores.zookeeper.session import Session
 from weblock.stores.zookeeper.store import ZooKeeperStore
-from weblock.stores.zookeeper.wire import Memory, OwnLease
+from weblock.stores.zookeeper.wire import Memory
 
 from .machines import Machine, starting_machines
 
@@ -139,30 +136,6 @@ class TestEnsemble:
             lease.extend(1)
             lease.release()
             assert hold(others) > lease.fence
-
-    def test_sections_while_the_leader_is_killed(self, ensemble, tmp_path) -> None:
-        """Threads and tasks of several processes go on under a new leader; no two sections overlap."""
-        ensemble.leader()
-        # They wait for as long as an election may take: nobody serves them meanwhile.
-        url = fresh_zookeeper(ensemble.address, timeout=LONG)
-        flows, rounds = 2, 10
-        workers = [
-            Worker("sections", url, str(tmp_path), str(flows), str(rounds)) for _ in range(2)
-        ]
-        try:
-            for worker in workers:
-                assert worker.hear() == "ready"
-                worker.say("go")
-            eventually(lambda: len(read_journals(tmp_path)) > 10)
-            ensemble.leader().kill()
-            done = sum(worker.hear(within=100)["done"] for worker in workers)
-        finally:
-            for worker in workers:
-                worker.close()
-        sections = read_journals(tmp_path)
-        assert done == len(sections) == len(workers) * 2 * flows * rounds
-        assert overlaps(sections) == []
-        assert fences_out_of_order(sections) == []
 
     def test_a_server_that_hangs(self, ensemble) -> None:
         """A holder whose server is stopped renews its lease at another, in time.
@@ -269,21 +242,6 @@ class TestServer:
             lease.release()
             assert behind.result(LONG) > lease.fence
 
-    def test_a_stop_beyond_the_ttl(self, server) -> None:
-        """The holder is told in time, nobody gets the key meanwhile, and then it is free."""
-        url = fresh_zookeeper(server.address, timeout=1)
-        shorter = varied(url, session_timeout=1)
-        with Locks.from_url(url) as locks, Locks.from_url(shorter) as others:
-            lease = locks.acquire("key", ttl=1)
-            server.stop()
-            with pytest.raises(EngineUnavailable):
-                others.acquire("key", wait=0)
-            eventually(lambda: not lease.held)
-            server.cont()
-            assert hold(others) > lease.fence
-            with pytest.raises(LeaseLost):
-                lease.release()
-
 
 class TestSession:
     """The connection of a process, and what hangs on it."""
@@ -358,106 +316,8 @@ def machine() -> Iterator[Callable[..., Machine]]:
         yield start
 
 
-class TestClocks:
-    @pytest.mark.parametrize("theirs", [0.0, 1e6])
-    def test_clocks_need_not_agree(self, machine, theirs: float) -> None:
-        """A lease ends for others a ttl after they first saw it as it is, whatever their clocks say."""
-        here, there = machine(5e5), machine(theirs)
-        assert isinstance(here.acquire("ours"), Held)
-        there.acquire("theirs")
-        there.clock += 9
-        here.clock += 9
-        assert isinstance(here.renew("ours"), Held)
-        there.acquire("theirs")
-        there.clock += 9.9
-        assert isinstance(there.acquire("theirs"), Waiting)
-        there.clock += 0.2
-        assert isinstance(there.acquire("theirs"), Held)
-        assert isinstance(here.renew("ours"), Gone)
-
-    def test_a_renewal_never_shortens(self, machine) -> None:
-        """What a longer renewal has promised its holder, others see also after a shorter one."""
-        here, there = machine(), machine()
-        here.acquire("ours")
-        here.renew("ours", ttl=100)
-        held = here.renew("ours", ttl=10)
-        assert held.until == 100
-        there.acquire("theirs")
-        there.clock += 99
-        assert isinstance(there.acquire("theirs"), Waiting)
-
-    def test_who_gets_the_key_again_has_all_of_its_ttl(self, machine) -> None:
-        """A lease is not timed from when another one of the same owner was seen, which had ended.
-
-        The owner asks again where it learnt of its first lease only after that had ended.
-        """
-        here, there = machine(), machine()
-        first = here.acquire("ours")
-        there.acquire("theirs")
-        there.clock += 11
-        assert isinstance(there.acquire("theirs"), Held)
-        assert isinstance(here.acquire("ours"), Waiting)
-        there.release("theirs")
-        again = here.acquire("ours")
-        assert again.fence > first.fence
-        assert isinstance(there.acquire("next"), Waiting)
-        assert here.renew("ours").fence == again.fence
-
-
 class TestLateDecisions:
     """What was decided on a look is done later, when the look is not true any more."""
-
-    def test_a_renewal_under_way(self, machine) -> None:
-        """A lease that was seen to have ended is not taken from a holder that has renewed since."""
-        here, there = machine(), machine()
-        here.acquire("ours")
-        there.acquire("theirs")
-        there.clock += 11
-        snapshot = there.snapshot()
-        assert snapshot.ended
-        assert isinstance(here.renew("ours"), Held)
-        assert there.take_over(snapshot, "theirs") is None
-        assert isinstance(here.renew("ours"), Held)
-
-    def test_another_was_first(self, machine) -> None:
-        """Of two who both take themselves to be first, one gets the lease."""
-        one, other = machine(), machine()
-        holder = machine()
-        holder.acquire("holder")
-        one.acquire("one")
-        other.acquire("other")
-        holder.release("holder")
-        snapshot = one.snapshot()
-        places = snapshot.places
-        assert isinstance(one.acquire("one"), Held)
-        swapped = snapshot._replace(places=places[::-1])
-        assert other.take_over(swapped, "other") is None
-        assert isinstance(one.renew("one"), Held)
-
-    def test_a_key_that_was_free_meanwhile(self, machine) -> None:
-        """A late renewal or release of one lease does not touch the next, which looks alike."""
-        here, there = machine(), machine()
-        here.acquire("ours")
-        there.force_release()
-        held = there.acquire("theirs")
-        assert isinstance(here.renew("ours"), Gone)
-        assert isinstance(here.release("ours"), Gone)
-        assert there.renew("theirs").fence == held.fence
-
-    def test_who_does_not_take_its_turn(self, machine) -> None:
-        """Is passed over, with all of its process, and cannot take the turn any more."""
-        holder, stopped, behind = machine(), machine(), machine()
-        holder.acquire("holder")
-        stopped.acquire("first")
-        behind.acquire("behind")
-        stopped.acquire("third")
-        holder.release("holder")
-        snapshot = stopped.snapshot()
-        assert isinstance(behind.acquire("behind"), Waiting)
-        behind.clock += HANDOFF
-        eventually(lambda: isinstance(behind.acquire("behind"), Held))
-        assert stopped.take_over(snapshot, "first") is None
-        assert behind.snapshot().places == ()
 
     def test_who_waits_again_has_all_the_time_for_its_turn(self, machine) -> None:
         """Is not passed over for a turn that it did not take in an earlier life of the key's node."""
@@ -488,21 +348,6 @@ def owners_waiting(machine: Machine) -> list[str]:
 class TestTraces:
     """What is left of waiters that got no answer, or were released by another thread."""
 
-    def test_a_place_that_could_not_be_taken_back(self, machine, monkeypatch) -> None:
-        """A waiter that found no room asks again, and waits in the place that it still has."""
-        holder, here = machine(), machine()
-        holder.acquire("holder")
-        here.acquire("first")
-        client = here.engine.session().client
-        lost = client.handler.async_result()
-        lost.set_exception(ConnectionLoss())
-        with monkeypatch.context() as patched:
-            patched.setattr(client, "delete_async", lambda *_args, **_options: lost)
-            with pytest.raises(EngineUnavailable):
-                here.acquire("second", room=1)
-        assert isinstance(here.acquire("second"), Waiting)
-        assert owners_waiting(holder) == ["first", "second"]
-
     def test_a_release_ends_an_acquisition(self, machine, monkeypatch) -> None:
         """What another thread has released makes neither a lease nor a place any more."""
         here, there = machine(), machine()
@@ -517,17 +362,6 @@ class TestTraces:
         assert isinstance(here.acquire("ours"), Gone)
         snapshot = there.snapshot()
         assert (snapshot.live, snapshot.places) == ((), ())
-
-    def test_a_lease_that_its_waiter_did_not_know_of(self, machine) -> None:
-        """A waiter whose lease has ended before it knew of it keeps its place when it asks again."""
-        holder, here = machine(), machine()
-        holder.acquire("holder")
-        here.engine.switchboard.bells["ours"] = BlockingRuntime().bell()
-        here.acquire("ours")
-        here.engine.memory.leases["ours"] = OwnLease(here.clock, Content("5e", "", 10.0, 1))
-        here.renew("ours")
-        assert isinstance(here.acquire("ours"), Waiting)
-        assert owners_waiting(holder) == ["ours"]
 
     def test_a_place_that_was_given_up(self, machine) -> None:
         """A process removes a place that it could not take back, when it next has to do with the key."""
@@ -556,17 +390,6 @@ class TestEndedLeases:
                 return bool(lease)
 
         eventually(newcomer_gets_it)
-
-    def test_the_word_of_a_clock_is_not_enough(self, client) -> None:
-        """A holder that lives, but has not renewed, is given its ttl by whoever comes."""
-        url = fresh_zookeeper()
-        with Locks.from_url(url) as locks:
-            lease = locks.acquire("key", ttl=0.3, renew=False)
-            eventually(lambda: not lease.held)
-            for _ in range(3):
-                with Locks.from_url(varied(url, timeout=21)) as newcomer:
-                    assert newcomer.try_acquire("key") is None
-            assert hold(locks)
 
 
 def test_what_is_watched_for_long_is_remembered() -> None:

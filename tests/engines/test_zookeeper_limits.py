@@ -12,7 +12,7 @@ import pytest
 from tests.support.waiting import eventually
 from weblock import ConfigurationError
 from weblock._core import table
-from weblock._core.table import HANDOFF, SHARED, Claim, Gone, Held, KeyState, Moment, Waiting
+from weblock._core.table import SHARED, Claim, Held, KeyState, Moment
 from weblock.stores.zookeeper.nodes import (
     Content,
     Lease,
@@ -168,38 +168,6 @@ def test_random_crowds(machine) -> None:
 
 
 class TestTurns:
-    def test_a_lease_that_ended_gives_way_and_the_others_stay(self, machine) -> None:
-        """Of two holders one dies: the next waiter has its place, and the other is as safe as before."""
-        dead, living, waiter = machine(), machine(), machine()
-        dead.acquire("dead", limit=2)
-        living.acquire("living", limit=2)
-        assert isinstance(waiter.acquire("waiter", limit=2), Waiting)
-        for each in (living, waiter):
-            each.clock += 9
-        living.renew("living")
-        assert isinstance(waiter.acquire("waiter", limit=2), Waiting)
-        waiter.clock += 2
-        snapshot = waiter.snapshot()
-        assert isinstance(waiter.acquire("waiter", limit=2), Held)
-        assert isinstance(living.renew("living"), Held)
-        assert isinstance(dead.renew("dead"), Gone)
-        assert holders_in(living.snapshot()) == [("living", 2), ("waiter", 2)]
-        assert waiter.take_over(snapshot, "waiter") is None, "it was seen before the last grant"
-
-    def test_a_renewal_under_way(self, machine) -> None:
-        """One of two leases that was seen to have ended is not taken from a holder that has renewed since."""
-        late, living, waiter = machine(), machine(), machine()
-        late.acquire("late", limit=2)
-        living.acquire("living", limit=2)
-        waiter.acquire("waiter", limit=2)
-        waiter.clock += 11
-        living.renew("living")
-        snapshot = waiter.snapshot()
-        assert [lease.owner for lease in snapshot.ended] == ["late"]
-        assert isinstance(late.renew("late"), Held)
-        assert waiter.take_over(snapshot, "waiter", limit=2) is None
-        assert holders_in(waiter.snapshot()) == [("late", 2), ("living", 2)]
-
     def test_a_process_that_forgot_what_it_has(self, machine) -> None:
         """A holder that asks again keeps the limit that it came with, also where only the node knows it."""
         holder = machine()
@@ -207,37 +175,6 @@ class TestTurns:
         holder.engine.memory.leases.clear()
         again = holder.acquire("holder", limit=1)
         assert (again.fence, holders_in(machine().snapshot())) == (held.fence, [("holder", 3)])
-
-    def test_another_was_first(self, machine) -> None:
-        """Of two who both take themselves to be first, one gets the lease that there is room for."""
-        holder, one, other = machine(), machine(), machine()
-        holder.acquire("stays", limit=2)
-        holder.acquire("leaves", limit=2)
-        one.acquire("one", limit=2)
-        other.acquire("other", limit=2)
-        holder.release("leaves")
-        snapshot = one.snapshot()
-        assert isinstance(one.acquire("one", limit=2), Held)
-        places = snapshot.places[::-1]
-        swapped = snapshot._replace(places=places)
-        assert other.take_over(swapped, "other", limit=2) is None
-        assert holders_in(other.snapshot()) == [("stays", 2), ("one", 2)]
-
-    def test_who_does_not_take_its_turn(self, machine) -> None:
-        """A first waiter that fits and does not enter is passed over, however often holders renew."""
-        holder, stopped, behind = machine(), machine(), machine()
-        holder.acquire("first", limit=2)
-        holder.acquire("second", limit=2)
-        stopped.acquire("stopped", limit=2)
-        behind.acquire("behind", limit=2)
-        holder.release("first")
-        for _ in range(3):
-            holder.renew("second")
-            assert isinstance(behind.acquire("behind", limit=2), Waiting)
-            behind.clock += HANDOFF / 4
-        behind.clock = HANDOFF
-        eventually(lambda: isinstance(behind.acquire("behind", limit=2), Held))
-        assert isinstance(holder.renew("second"), Held)
 
     def test_a_newcomer_gets_the_place_of_the_dead(self, machine) -> None:
         """A process that never saw the key finds which of its holders died long ago, and that the rest live."""
