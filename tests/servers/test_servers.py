@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tests.servers import (
     PortTaken,
@@ -109,7 +111,7 @@ def _listens(port: int) -> bool:
 @pytest.mark.parametrize("lost", ["reply", "request"])
 def test_what_a_proxy_loses(own: Server, lost: str) -> None:
     """The server has acted on a request whose reply is lost, and never hears of a request that is lost."""
-    with Proxy(own) as proxy, redis.Redis(port=proxy.port, retry=None) as client:
+    with Proxy(own) as proxy, redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 0)) as client:
         client.ping()
         fault = getattr(proxy, f"drop_{lost}")(2, to=b"incr")
         assert client.incr("a") == 1

@@ -223,17 +223,8 @@ class ClusterSchedule(Schedule):
     def _latest_end(self) -> float:
         return super()._latest_end() + 2 * self.engine.apart + 20.0
 
-    def _new_client(self, slot: int) -> Client:
-        random, swarm = self.world.random, self.swarm
-        process = Process(
-            self.world,
-            f"p{slot}.{len(self.truth.clients)}",
-            rate=1 + swarm.drift * random.choice([-1.0, 1.0, random.uniform(-1, 1)]),
-            offset=random.uniform(0, 100),
-        )
-        client = ClusterClient(process, self.network, swarm, self.truth, self.engine)
-        self.truth.clients.append(client)
-        return client
+    def _client_in(self, process: Process) -> Client:
+        return ClusterClient(process, self.network, self.swarm, self.truth, self.engine)
 
 
 class MovingSchedule(ClusterSchedule):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from weblock._core import table
-from weblock._core.ports import Grasp, Look, Pulse, Reply
+from weblock._core.ports import Grasp, Pulse, Reply
 from weblock._core.table import Claim, Grant, KeyState, Moment, Step
 
 from .world import Action, World
@@ -44,31 +44,13 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class ForceRelease:
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
 class AskRelease:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Glance:
-    """A look at a key, which changes nothing."""
+Request = Acquire | Refresh | Release | Transfer | AskRelease
 
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    prefix: str
-
-
-Request = Acquire | Refresh | Release | Transfer | ForceRelease | AskRelease | Glance | Names
-"""The latter two and ``ForceRelease`` come from those who look on; no schedule has any."""
-
-Changing = Acquire | Pulse | Release | Transfer | ForceRelease | AskRelease
+Changing = Acquire | Pulse | Release | Transfer | AskRelease
 
 
 class Change:
@@ -155,10 +137,6 @@ class EngineServer:
         now = self.now()
         if isinstance(request, Refresh):
             return [self._serve(pulse, now) for pulse in request.pulses]
-        if isinstance(request, Glance):
-            return [Look(table.current(self.state(request.key), self._moment(now)), now)]
-        if isinstance(request, Names):
-            return [self._names(request.prefix, now)]
         return [self._serve(request, now)]
 
     def stop(self) -> None:
@@ -185,11 +163,6 @@ class EngineServer:
 
     def _moment(self, now: float) -> Moment:
         return Moment(now, int(now * 1_000_000), self._alive)
-
-    def _names(self, prefix: str, now: float) -> list[str]:
-        states = {key: table.current(each, self._moment(now)) for key, each in self.states.items()}
-        in_use = [key for key, state in states.items() if state.grants or state.queue]
-        return [key for key in in_use if key.startswith(prefix)]
 
     def _serve(self, request: Changing, now: float) -> Reply:
         before = self.state(request.key)
@@ -227,8 +200,6 @@ def _step(before: KeyState, moment: Moment, request: Changing) -> tuple[Step, st
     if isinstance(request, Transfer):
         step = table.transfer(before, moment, request.owner, request.claim)
         return step, request.claim.owner
-    if isinstance(request, ForceRelease):
-        return table.force_release(before, moment), before.grant.claim.owner if before.grant else ""
     if isinstance(request, AskRelease):
         return table.ask_release(before, moment), ""
     return table.release(before, moment, request.owner, void=request.void), request.owner

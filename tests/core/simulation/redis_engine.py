@@ -16,7 +16,7 @@ from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import Layout, Unknown, _state, micros, reply_of
 from weblock.stores.redis.scripts import Script
 
-from .engine import Acquire, AskRelease, Change, Changing, EngineServer, ForceRelease, Release
+from .engine import Acquire, AskRelease, Change, Changing, EngineServer, Release
 from .redis_model import RedisModel
 from .world import World
 
@@ -154,4 +154,4 @@ def _owner_of(request: Changing) -> str:
     """Who asks for it; nobody, if it concerns all holders."""
     if isinstance(request, Acquire):
         return request.claim.owner
-    return "" if isinstance(request, AskRelease | ForceRelease) else request.owner
+    return "" if isinstance(request, AskRelease) else request.owner

@@ -134,17 +134,8 @@ class StoreSchedule(Schedule):
         assert client._subscription is not None
         self.world.after(lasting, client._subscription.renew, client.process)
 
-    def _new_client(self, slot: int) -> Client:
-        random, swarm = self.world.random, self.swarm
-        process = Process(
-            self.world,
-            f"p{slot}.{len(self.truth.clients)}",
-            rate=1 + swarm.drift * random.choice([-1.0, 1.0, random.uniform(-1, 1)]),
-            offset=random.uniform(0, 100),
-        )
-        client = StoreClient(process, self.network, swarm, self.truth, self.engine)
-        self.truth.clients.append(client)
-        return client
+    def _client_in(self, process: Process) -> Client:
+        return StoreClient(process, self.network, self.swarm, self.truth, self.engine)
 
 
 def store_schedule(

@@ -101,9 +101,12 @@ class Schedule:
             rate=1 + swarm.drift * random.choice([-1.0, 1.0, random.uniform(-1, 1)]),
             offset=random.uniform(0, 100),
         )
-        client = Client(process, self.network, swarm, self.truth)
+        client = self._client_in(process)
         self.truth.clients.append(client)
         return client
+
+    def _client_in(self, process: Process) -> Client:
+        return Client(process, self.network, self.swarm, self.truth)
 
     def _plan_attempt(self, number: int) -> None:
         random, swarm = self.world.random, self.swarm
