@@ -68,14 +68,6 @@ def test_a_free_key_is_granted() -> None:
     assert step.woken == ()
 
 
-def test_a_fence_is_above_the_floor_and_above_the_last() -> None:
-    """The clock's floor lifts fences; a clock that stepped back does not lower them."""
-    state = table.acquire(KeyState(), at(0, floor=1000), claim("a"), room=0).state
-    assert state.fence == 1000
-    state = table.release(state, at(1), "a").state
-    assert table.acquire(state, at(1, floor=7), claim("b"), room=0).state.fence == 1001
-
-
 def test_a_taken_key_queues() -> None:
     """Those who come later wait in their order, and are told who is before them."""
     state = after(claim("a", "p1"), claim("b", "p2"))
@@ -111,28 +103,6 @@ def test_a_refusal_looks_at_a_few_places() -> None:
     assert 0 < most <= SEEN
 
 
-def test_no_room_means_no_waiting() -> None:
-    """With room for nobody, a taken key is busy."""
-    assert table.acquire(after(claim("a")), at(1), claim("b"), room=0).answer == Busy(
-        10, 0, holder="label"
-    )
-
-
-def test_asking_again_with_the_lease() -> None:
-    """A repeated request gives the same fence, for a ttl from now, and no second place."""
-    step = table.acquire(after(claim("a")), at(3), claim("a"), room=100)
-    assert step.answer == Held(1, 13, confirmed=True)
-    assert queued(step.state) == []
-
-
-def test_asking_again_from_the_queue() -> None:
-    """A repeated request keeps its place, also where the queue is full."""
-    state = after(claim("a"), claim("b"), claim("c"))
-    step = table.acquire(state, at(3), claim("b"), room=2)
-    assert queued(step.state) == ["b", "c"]
-    assert step.state.queue[0].until == 3 + PLACE
-
-
 def test_a_release_hands_the_key_over() -> None:
     """The first waiter gets the key at once: a short lease, to be confirmed."""
     step = table.release(after(claim("a"), claim("b"), claim("c")), at(1), "a")
@@ -143,18 +113,6 @@ def test_a_release_hands_the_key_over() -> None:
     assert queued(step.state) == ["c"]
 
 
-def test_a_hand_over_is_no_longer_than_the_ttl() -> None:
-    """A waiter who wants a lease that is shorter than a hand-over gets just that."""
-    step = table.release(after(claim("a"), claim("b", ttl=0.5)), at(1), "a")
-    assert step.state.grant.until == 1.5
-
-
-def test_a_heartbeat_confirms() -> None:
-    """The first heartbeat makes a hand-over a whole lease."""
-    state = table.release(after(claim("a"), claim("b")), at(1), "a").state
-    assert table.refresh(state, at(2), "b", TTL).answer == Held(2, 12, confirmed=True)
-
-
 def test_a_silent_process_is_passed_over() -> None:
     """A process that does not confirm costs one hand-over, not one for each of its waiters."""
     asked = claim("a", "p1"), claim("b", "p2"), claim("c", "p2"), claim("d", "p3")
@@ -162,20 +120,6 @@ def test_a_silent_process_is_passed_over() -> None:
     state, woken = table.settle(state, at(1 + HANDOFF))
     assert (holder(state), queued(state)) == ("d", [])
     assert woken == state.grants
-
-
-def test_a_confirmed_lease_that_expires_keeps_the_queue() -> None:
-    """Where a holder was heard of, its expiry says nothing against its process's waiters."""
-    state = after(claim("a", "p1", ttl=2), claim("b", "p1"))
-    state, _ = table.settle(state, at(2))
-    assert holder(state) == "b"
-
-
-def test_a_dead_holder_is_noticed() -> None:
-    """Where the engine can tell, a dead holder's lease ends at once."""
-    state = after(claim("a", "p1"), claim("b", "p2"))
-    state, woken = table.settle(state, at(1, "p1"))
-    assert (holder(state), woken) == ("b", state.grants)
 
 
 def test_dead_waiters_are_passed_over() -> None:
@@ -193,46 +137,6 @@ def test_nobody_left() -> None:
     assert step.state.blank
 
 
-def test_a_newcomer_does_not_pass_the_queue() -> None:
-    """Who finds an expired lease with others waiting queues behind them, and wakes the first."""
-    state = after(claim("a", ttl=2), claim("b"))
-    step = table.acquire(state, at(3), claim("c"), room=100)
-    assert (holder(step.state), queued(step.state)) == ("b", ["c"])
-    assert step.woken == step.state.grants
-    assert isinstance(step.answer, Waiting)
-
-
-def test_an_expired_lease_is_not_refreshed() -> None:
-    """A heartbeat that comes at the end of the lease, or after it, does not bring it back."""
-    state = after(claim("a", ttl=2))
-    assert table.refresh(state, at(1.99), "a", TTL).answer == Held(1, 11.99, confirmed=True)
-    assert table.refresh(state, at(2), "a", TTL).answer == Gone()
-
-
-def test_a_refresh_does_not_shorten() -> None:
-    """A heartbeat for less than is left changes nothing."""
-    assert table.refresh(after(claim("a")), at(1), "a", 0.5).answer == Held(1, 10, confirmed=True)
-
-
-def test_a_late_release_is_gone() -> None:
-    """Who releases after its end is told so, and the next one gets the key."""
-    state = after(claim("a", ttl=2), claim("b"))
-    step = table.release(state, at(2), "a")
-    assert (step.answer, holder(step.state)) == (Gone(), "b")
-
-
-def test_a_late_release_does_not_touch_the_next() -> None:
-    """Once another holds the key, the former owner's release changes nothing."""
-    state = table.settle(after(claim("a", ttl=2), claim("b")), at(2))[0]
-    assert table.release(state, at(2.1), "a") == Step(state, Gone())
-
-
-def test_a_release_from_the_queue() -> None:
-    """A waiter that gives up leaves just its own place."""
-    step = table.release(after(claim("a"), claim("b"), claim("c")), at(1), "b")
-    assert (holder(step.state), queued(step.state), step.woken) == ("a", ["c"], ())
-
-
 def test_a_voided_owner_is_refused() -> None:
     """A request that arrives after its owner gave up gets nothing, until the void has passed."""
     state = table.release(KeyState(), at(0), "a", void=5).state
@@ -240,19 +144,6 @@ def test_a_voided_owner_is_refused() -> None:
     step = table.acquire(state, at(4.9), claim("a"), room=100)
     assert (step.answer, step.state.grant) == (Gone(), None)
     assert table.acquire(state, at(5), claim("a"), room=100).answer == Held(1, 15)
-
-
-def test_a_void_is_forgotten() -> None:
-    """Nothing is left of a void once its time has passed and somebody looks."""
-    state = table.release(KeyState(), at(0), "a", void=5).state
-    assert table.settle(state, at(5))[0].blank
-
-
-def test_a_void_takes_the_lease_back() -> None:
-    """An owner in doubt that had the lease after all has given it back, and cannot take it again."""
-    step = table.release(after(claim("a"), claim("b")), at(1), "a", void=5)
-    assert (step.answer, holder(step.state)) == (Released(), "b")
-    assert table.acquire(step.state, at(2), claim("a"), room=100).answer == Gone()
 
 
 def moved(state: KeyState, moment: Moment, owner: str, to: Claim) -> Step:
@@ -277,25 +168,6 @@ def test_a_lease_moves_to_another_owner() -> None:
         assert table.transfer(step.state, at(5), "a", claim("d")).answer == Gone()
 
 
-def test_a_transfer_that_is_repeated_shortens_nothing() -> None:
-    """The new owner may have extended the lease before a late copy of its request arrives."""
-    state = moved(after(claim("a")), at(1), "a", to=claim("c")).state
-    state = table.refresh(state, at(1), "c", 60).state
-    step = moved(state, at(2), "a", to=claim("c"))
-    assert step == Step(state, Held(state.fence, 61))
-
-
-def test_nothing_moves_that_is_not_there() -> None:
-    """A lease of another, one that has ended, a place in the queue, and an owner that gave up."""
-    state = after(claim("a", ttl=2), claim("b"))
-    assert moved(state, at(1), "b", to=claim("c")) == Step(state, Gone())
-    assert moved(KeyState(), at(1), "a", to=claim("c")) == Step(KeyState(), Gone())
-    ended = table.transfer(state, at(2), "a", claim("c"))
-    assert (ended.answer, holder(ended.state), ended.woken) == (Gone(), "b", ended.state.grants)
-    given_up = table.release(state, at(1), "c", void=5).state
-    assert moved(given_up, at(1.5), "a", to=claim("c")) == Step(given_up, Gone())
-
-
 def test_force_takes_the_lease_and_passes_the_key_on() -> None:
     """The first waiter gets what was taken from the holder, with a larger fence; others stay."""
     state = after(claim("a"), claim("b"), claim("c"))
@@ -305,30 +177,6 @@ def test_force_takes_the_lease_and_passes_the_key_on() -> None:
     assert step.state.fence == state.fence + 1
     assert table.refresh(step.state, at(1), "a", TTL).answer == Gone()
     assert table.release(step.state, at(1), "a").answer == Gone()
-
-
-def test_force_frees_a_key_that_nobody_waits_for() -> None:
-    """Nothing is left of a lease that was taken away but its fence."""
-    step = table.force_release(after(claim("a")), at(1))
-    assert (step.answer, step.state, step.woken) == (Released(), KeyState(fence=1), ())
-
-
-def test_force_takes_nothing_from_who_comes_next() -> None:
-    """Where the lease has ended, it was not taken: the first waiter gets the key, and keeps it."""
-    state = after(claim("a", ttl=2), claim("b"))
-    step = table.force_release(state, at(2))
-    assert (step.answer, holder(step.state)) == (Gone(), "b")
-    assert table.force_release(KeyState(), at(2)) == Step(KeyState(), Gone())
-
-
-def test_force_on_a_dead_holder() -> None:
-    """A dead holder's lease has ended already; as ever, a process that was silent is passed over."""
-    state = after(claim("a", "p1"), claim("b", "p2"), claim("c", "p2"), claim("d", "p3"))
-    state = table.release(state, at(1), "a").state
-    step = table.force_release(state, at(1 + HANDOFF))
-    assert (step.answer, holder(step.state), queued(step.state)) == (Gone(), "d", [])
-    step = table.force_release(after(claim("a", "p1"), claim("b", "p2")), at(1, "p1"))
-    assert (step.answer, holder(step.state)) == (Gone(), "b")
 
 
 def test_who_is_asked_to_release_learns_it_with_each_heartbeat() -> None:
@@ -362,29 +210,6 @@ def test_those_who_come_later_are_not_asked() -> None:
     assert told() == [True, True, True]
 
 
-def test_where_nobody_holds_nobody_is_asked() -> None:
-    """A free key, and one whose lease has ended, leave nothing to remember."""
-    assert table.ask_release(KeyState(), at(1)) == Step(KeyState(), Gone())
-    step = table.ask_release(after(claim("a", ttl=2)), at(2))
-    assert (step.answer, step.state) == (Gone(), KeyState(fence=1))
-    asked = table.ask_release(after(claim("a", ttl=2)), at(1)).state
-    assert table.current(asked, at(2)).blank
-
-
-def test_a_look_shows_what_is_live() -> None:
-    """What is live is shown as it is."""
-    state = after(claim("a"), claim("b"))
-    assert table.current(state, at(1)) == state
-
-
-def test_a_look_shows_no_lease_that_has_ended() -> None:
-    """A lease that has ended, or whose holder is dead, is not shown; those who wait for it are."""
-    state = after(claim("a", "p1", ttl=2), claim("b", "p2"))
-    for moment in (at(2), at(1, "p1")):
-        shown = table.current(state, moment)
-        assert (holder(shown), queued(shown), shown.fence) == (None, ["b"], state.fence)
-
-
 def test_a_look_shows_nobody_who_has_left() -> None:
     """Places that have lapsed, and those of the dead, are not shown, nor are voids that are over."""
     state = after(claim("a"), claim("b", "p2"), claim("c", "p3"))
@@ -393,14 +218,6 @@ def test_a_look_shows_nobody_who_has_left() -> None:
     state = table.release(KeyState(), at(0), "a", void=5).state
     assert table.current(state, at(4.9)) == state
     assert table.current(state, at(5)).blank
-
-
-def test_a_look_shows_no_place_that_a_silent_process_has_lost() -> None:
-    """Who did not confirm has lost its places, though nobody has told it yet."""
-    state = after(claim("a", "p1"), claim("b", "p2"), claim("c", "p2"), claim("d", "p3"))
-    state = table.release(state, at(1), "a").state
-    assert queued(table.current(state, at(1))) == ["c", "d"]
-    assert queued(table.current(state, at(1 + HANDOFF))) == ["d"]
 
 
 def test_a_release_names_the_waiter_behind_a_place() -> None:
@@ -423,33 +240,6 @@ def test_as_many_as_the_limit_are_granted_at_once() -> None:
     )
 
 
-def test_a_release_lets_in_one_more() -> None:
-    """The first waiter gets the place of the one that leaves, and the others keep their leases."""
-    state = after(*(claim(owner, limit=2) for owner in "abcd"))
-    step = table.release(state, at(1), "b")
-    assert (step.answer, holders(step.state), queued(step.state)) == (Released(), ["a", "c"], ["d"])
-    assert [grant.claim.owner for grant in step.woken] == ["c"]
-    assert step.state.grants[0] == state.grants[0]
-
-
-def test_of_two_limits_the_smaller_holds() -> None:
-    """While a holder says 2, nobody is the third, whatever limit the third one says."""
-    state = after(claim("a", limit=5), claim("b", limit=2), claim("c", limit=5))
-    assert (holders(state), queued(state)) == (["a", "b"], ["c"])
-    wide = after(claim("a", limit=5), claim("b", limit=5), claim("c", limit=2))
-    assert (holders(wide), queued(wide)) == (["a", "b"], ["c"])
-    step = table.release(state, at(1), "b")
-    assert holders(step.state) == ["a", "c"]
-
-
-def test_readers_share_and_a_writer_is_alone() -> None:
-    """Any number of readers hold a key, and no writer with them."""
-    readers = after(*(reader(f"r{number}") for number in range(50)))
-    assert len(holders(readers)) == 50
-    assert queued(table.acquire(readers, at(1), claim("w"), room=1).state) == ["w"]
-    assert queued(after(claim("w"), reader("r"))) == ["r"]
-
-
 def test_a_reader_does_not_overtake_a_writer() -> None:
     """Readers behind a waiting writer wait for it, and enter together after it."""
     state = after(reader("a"), claim("w"), reader("b"), reader("c"), claim("v"), reader("d"))
@@ -460,19 +250,6 @@ def test_a_reader_does_not_overtake_a_writer() -> None:
     assert (holders(step.state), queued(step.state)) == (["b", "c"], ["v", "d"])
     assert [grant.claim.owner for grant in step.woken] == ["b", "c"]
     assert [grant.until for grant in step.woken] == [1 + HANDOFF, 1 + HANDOFF]
-
-
-def test_a_writer_that_stops_waiting_lets_the_readers_in() -> None:
-    """Whether it leaves or its place lapses: who waited behind it only fits now."""
-    state = after(reader("a"), claim("w", "p2"), reader("b"))
-    step = table.release(state, at(1), "w")
-    assert (holders(step.state), queued(step.state)) == (["a", "b"], [])
-    assert [grant.claim.owner for grant in step.woken] == ["b"]
-    for moment in (at(1, "p2"), at(PLACE)):
-        asked = table.acquire(state, moment, reader("c"), room=9)
-        entered = ["a", "b", "c"] if moment.now < PLACE else ["a", "c"]
-        assert holders(asked.state) == entered
-        assert isinstance(asked.answer, Held)
 
 
 def test_of_several_leases_each_ends_by_itself() -> None:
@@ -489,54 +266,9 @@ def test_of_several_leases_each_ends_by_itself() -> None:
     assert holders(dead) == ["a", "c"]
 
 
-def test_what_ends_unconfirmed_costs_its_process_its_places() -> None:
-    """Also where it was one of several leases."""
-    asked = claim("a", limit=2), reader("r"), claim("b", "p2"), claim("c", "p2"), claim("d", "p3")
-    state = after(*asked)
-    for owner in ("a", "r"):
-        state = table.release(state, at(1), owner).state
-    assert holders(state) == ["b"]
-    state, woken = table.settle(state, at(1 + HANDOFF))
-    assert (holders(state), queued(state), woken) == (["d"], [], state.grants)
-
-
 def test_the_asker_is_not_woken_for_what_its_answer_says() -> None:
     """A waiter whose own heartbeat lets it in with another hears it from the answer."""
     state = after(claim("w", ttl=2), reader("a"), reader("b"))
     step = table.refresh(state, at(2), "a", TTL)
     assert step.answer == Held(2, 12, confirmed=True)
     assert [grant.claim.owner for grant in step.woken] == ["b"]
-
-
-def test_asking_again_keeps_the_limit_of_the_lease() -> None:
-    """Whatever limit an owner names then: others may have been let in beside it."""
-    state = after(claim("a", limit=2))
-    step = table.acquire(state, at(1), claim("a", limit=1), room=9)
-    assert (step.answer, step.state.grants[0].claim.limit) == (Held(1, 11), 2)
-
-
-def test_a_moved_lease_keeps_its_limit() -> None:
-    """The claim that it moves to does not change who may hold beside it, nor the other leases."""
-    state = after(reader("a"), reader("b"), reader("c"))
-    step = table.transfer(state, at(1), "b", claim("d", "p2"))
-    assert (step.answer, holders(step.state)) == (Held(2, 11), ["a", "d", "c"])
-    assert step.state.grants[1].claim == reader("d", "p2")
-    assert step.state.grants[::2] == state.grants[::2]
-
-
-def test_force_takes_the_leases_of_all_holders() -> None:
-    """All of them are gone, and those who fit now are let in."""
-    state = after(reader("a"), reader("b"), claim("w"))
-    step = table.force_release(state, at(1))
-    assert (step.answer, holders(step.state)) == (Released(), ["w"])
-    ended = after(reader("a", ttl=2), reader("b", "p2"), claim("w"))
-    step = table.force_release(ended, at(3, "p2"))
-    assert (step.answer, holders(step.state)) == (Gone(), ["w"])
-
-
-def test_a_look_shows_all_holders() -> None:
-    """Those whose lease has ended are not shown."""
-    state = after(reader("a", ttl=2), reader("b"), reader("c", "p2"), claim("w"))
-    assert table.current(state, at(1)) == state
-    shown = table.current(state, at(2, "p2"))
-    assert (holders(shown), queued(shown)) == (["b"], ["w"])
