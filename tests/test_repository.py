@@ -53,6 +53,21 @@ def test_the_site_is_not_built_with_a_link_that_leads_nowhere(link, tmp_path) ->
     assert link == "index.md" or link.rpartition("/")[2] in ran.stderr
 
 
+def test_each_test_says_what_it_proves() -> None:
+    """A test has a docstring; of helpers, ruff wants none."""
+    silent = []
+    for path in TOP.glob("tests/**/test_*.py"):
+        body = ast.parse(path.read_text()).body if "redis_py" not in path.parts else []
+        classes = [each for each in body if isinstance(each, ast.ClassDef)]
+        suites = [each.body for each in classes if each.name.startswith("Test")]
+        for node in (each for part in (body, *suites) for each in part):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not ast.get_docstring(
+                node
+            ):
+                silent += [f"{path.name}: {node.name}"] if node.name.startswith("test_") else []
+    assert silent == []
+
+
 def test_a_test_that_a_page_names_exists() -> None:
     """A page that says which test shows a promise names one that is in the suite."""
     suite = "".join(path.read_text() for path in TOP.glob("tests/**/test_*.py"))

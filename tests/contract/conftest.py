@@ -33,7 +33,6 @@ MARKS = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes the marks known."""
     for mark in MARKS:
         config.addinivalue_line("markers", mark)
 
@@ -83,7 +82,6 @@ def url(promises: Promises, request: pytest.FixtureRequest) -> str | list[str]:
 
 @pytest.fixture
 def face(request: pytest.FixtureRequest) -> Iterator[BlockingFace | AsyncioFace]:
-    """The face under test."""
     face = request.param()
     yield face
     face.close()
@@ -91,7 +89,6 @@ def face(request: pytest.FixtureRequest) -> Iterator[BlockingFace | AsyncioFace]
 
 @pytest.fixture
 def locks(face: BlockingFace | AsyncioFace, url: str) -> Iterator[Any]:
-    """Locks of the face under test."""
     locks = face.open(url)
     yield locks
     face.shut(locks)
@@ -119,13 +116,11 @@ def unhurried(locks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def one(face: BlockingFace | AsyncioFace) -> Actor:
-    """A flow of control."""
     return face.actor()
 
 
 @pytest.fixture
 def other(face: BlockingFace | AsyncioFace) -> Actor:
-    """Another flow of control."""
     return face.actor()
 
 
@@ -139,7 +134,6 @@ def tasks() -> Iterator[AsyncioFace]:
 
 @pytest.fixture
 def asynchronous(tasks: AsyncioFace, url: str) -> Iterator[Any]:
-    """Locks of the asyncio face."""
     locks = tasks.open(url)
     yield locks
     tasks.shut(locks)

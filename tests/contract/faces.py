@@ -93,7 +93,6 @@ class TaskActor(Actor):
         return done
 
     def cancel(self) -> None:
-        """Cancels the call that it is making."""
         self._loop.call_soon_threadsafe(self._task.cancel)
 
     def close(self) -> None:
@@ -148,7 +147,6 @@ class BlockingFace(Face):
         locks.close()
 
     def section(self, locks: Locks, *keys: str, body: Callable[[Any], Any], **options: Any) -> Any:
-        """Something to ``do``: ``body`` inside a ``with`` block."""
         with locks.hold(*keys, **options) as lease:
             return body(lease)
 
@@ -165,7 +163,6 @@ class BlockingFace(Face):
         return locks.serialized(key)(function)
 
     def work(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function as this face takes it."""
         return function
 
     def after(self, gate: Gate, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,7 +37,6 @@ class Worker:
             self.start(WORKERS, role, *words)
 
     def start(self, module: str, *words: str, **environment: str) -> None:
-        """Starts a module as a program."""
         command = [sys.executable, *STRICT, "-m", module, *words]
         env = {**os.environ, **environment}
         # Without a buffer: what is in one, nobody can select.

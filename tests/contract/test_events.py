@@ -15,7 +15,6 @@ from weblock.events import Acquired, Forced, GaveUp, Lost, Refused, Released, Ti
 
 @pytest.fixture
 def heard(locks) -> Heard:
-    """What the locks under test have told."""
     heard = Heard()
     locks.observe(heard.observer)
     return heard

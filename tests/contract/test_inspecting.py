@@ -19,7 +19,6 @@ LONG = 60.0
 
 
 def labels(info) -> list[str]:
-    """Who waits, in order."""
     return list(info.waiters) if info else []
 
 

@@ -53,7 +53,6 @@ class Terms:
 
 @pytest.fixture
 def body() -> Terms:
-    """What a leader does."""
     return Terms()
 
 

@@ -77,7 +77,6 @@ def _use_and_close(face, url, one, other) -> None:
 
 
 def _use(face, locks, one, other) -> None:
-    """A bit of everything."""
     lease = one.do(locks.acquire, "key", ttl=10)
     waiter = other.begin(locks.acquire, "key", ttl=10)
     if locks.scope != "none":
@@ -184,7 +183,6 @@ async def test_a_waiter_whose_loop_was_blocked_beyond_its_wait_times_out(url) ->
 
 
 async def _use_in_a_loop(locks: AsyncLocks) -> weakref.ref[asyncio.AbstractEventLoop]:
-    """Acquires, waits, and hands over."""
     async with locks.hold("key") as lease:
         waits = asyncio.ensure_future(locks.acquire("key"))
         await asyncio.sleep(0)

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.promise("several")
 
 
 def holders(probe: Any, key: str) -> list[int]:
-    """The fences of all who hold a key."""
     info = probe.inspect(key)
     return [each.fence for each in info.holders] if info else []
 

@@ -17,7 +17,6 @@ LONG = 60.0
 
 @pytest.fixture
 def ran() -> list[str]:
-    """The arguments of the steps that ran."""
     return []
 
 

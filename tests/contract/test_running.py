@@ -192,7 +192,6 @@ def test_a_key_stays_taken_without_its_process(promises, locks, one, puppet) -> 
 
 @pytest.fixture
 def tasks():
-    """The asyncio face."""
     face = AsyncioFace()
     yield face
     face.close()
@@ -200,7 +199,6 @@ def tasks():
 
 @pytest.fixture
 def asynchronous(tasks, url):
-    """Locks of the asyncio face."""
     locks = tasks.open(url)
     yield locks
     tasks.shut(locks)

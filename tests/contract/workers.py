@@ -29,14 +29,12 @@ from .history import Counter, Journal
 
 
 def main() -> None:
-    """Runs the role that is named."""
     role, *args = sys.argv[1:]
     words = [json.loads(each) if each.startswith("[") else each for each in args]
     {"puppet": puppet, "sections": sections}[role](*words)
 
 
 def say(value: Any) -> None:
-    """One line to the test."""
     os.write(1, json.dumps(value).encode() + b"\n")
 
 
@@ -102,13 +100,10 @@ class Strings:
         return {"ran": self.actor.do(self.locks.once, key, self.face.work(step), **options)}
 
     def run(self, key: str, **options: Any) -> dict[str, Any]:
-        """Runs work that ends at once."""
         self.actor.do(self.locks.run, key, self.face.work(list), **options)
         return {}
 
     def lead(self, key: str) -> dict[str, Any]:
-        """Leads until it is killed."""
-
         def body(term: Any) -> None:
             say({"fence": term.fence})
             time.sleep(PATIENCE)
@@ -151,7 +146,6 @@ class Strings:
         return {"pid": pid}
 
     def child(self, verb: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Has the child do something."""
         os.write(self.orders, json.dumps([verb, args, kwargs]).encode() + b"\n")
         return json.loads(os.read(self.outcomes, 65536))
 

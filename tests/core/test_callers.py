@@ -105,7 +105,6 @@ class Waits:
             self.do()
 
     def longest(self) -> float:
-        """The longest time without a look."""
         times = [0.0, *self.looks, self.runtime.now()]
         return max(round(after - before, 9) for before, after in pairwise(times))
 

@@ -36,7 +36,6 @@ class Loud(int):
 
 
 def utc(*when: int) -> dt.datetime:
-    """A moment in UTC."""
     return dt.datetime(*when, tzinfo=dt.UTC)
 
 

@@ -53,7 +53,6 @@ def engine() -> SteppingEngine:
 
 @pytest.fixture
 def call() -> Iterator[Call]:
-    """Return what a call of either face returns."""
     with asyncio.Runner() as runner:
 
         async def awaited(call: Any) -> Any:
@@ -66,7 +65,6 @@ def call() -> Iterator[Call]:
 def locks(
     request: pytest.FixtureRequest, engine: SteppingEngine, call: Call
 ) -> Iterator[Locks | AsyncLocks]:
-    """Either face, with leases of three seconds."""
     locks = request.param(engine, ttl=TTL, wait=None)
     yield locks
     call(locks.close())

@@ -13,7 +13,6 @@ TERMS = Terms(ttl=TTL, max_hold=None, renew=True, max_waiters=10, label="")
 
 
 def holding(deadline: float, terms: Terms = TERMS) -> Holding:
-    """A lease that was granted at time 0."""
     return Holding(
         "shop:k", "owner", 7, terms, deadline=deadline, confirmed=True, now=0.0, control=1, void=0.0
     )

@@ -20,7 +20,6 @@ from weblock.inspection import HolderInfo, info_of
 
 
 def claim(label: str) -> Claim:
-    """A claim whose owner nobody may see."""
     return Claim(f"secret-{label}", "process", 10.0, label)
 
 
@@ -60,7 +59,6 @@ class TestNoop:
 
     @pytest.fixture
     def locks(self):
-        """Locks that never lock."""
         with Locks.from_url(f"noop://{uuid.uuid4().hex}", ttl=60) as locks:
             yield locks
 

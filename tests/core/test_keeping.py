@@ -147,7 +147,6 @@ class Naps(Store):
         self.runtime.clock = time
 
     def hold(self) -> Holding:
-        """Acquire a lease, with which a keeper begins."""
         now = self.runtime.clock
         arguments = ("shop:l", "holder", 7, TERMS)
         lease = Holding(*arguments, deadline=now + 10, confirmed=True, now=now, control=1, void=0.0)

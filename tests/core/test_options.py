@@ -28,7 +28,6 @@ def url() -> str:
 
 @pytest.fixture(params=[Locks, AsyncLocks])
 def face(request: pytest.FixtureRequest) -> Any:
-    """Each face."""
     return request.param
 
 

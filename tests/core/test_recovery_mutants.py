@@ -71,7 +71,6 @@ MUTANTS = {
 
 
 def changed(name: str, script: Script) -> Script:
-    """A script without one rule."""
     before, after = MUTANTS[name]
     return script._replace(text=script.text.replace(before, after))
 

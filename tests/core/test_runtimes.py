@@ -45,7 +45,6 @@ class Listener:
 
 @pytest.fixture(params=["blocking", "asyncio"])
 async def listener(request: pytest.FixtureRequest) -> Listener:
-    """A bell of each runtime."""
     return Listener(request.param)
 
 

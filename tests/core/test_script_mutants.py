@@ -77,7 +77,6 @@ EQUIVALENT = {
 
 
 def hunt(index: int) -> tuple[int, str]:
-    """What notices a mutant; nothing if it survives."""
     return index, who_notices(mutants()[index])
 
 

@@ -13,18 +13,15 @@ FACES = [Locks, AsyncLocks]
 
 
 def rows() -> Iterator[int]:
-    """A generator."""
     yield 1
 
 
 async def rows_of_asyncio() -> AsyncIterator[int]:
-    """One of asyncio."""
     yield 1
 
 
 @pytest.fixture(params=FACES)
 def locks(request: pytest.FixtureRequest) -> Any:
-    """Either face; nothing is ever acquired."""
     return request.param.from_url("memory://")
 
 

@@ -24,17 +24,14 @@ TTL = 10.0
 
 
 def claim(owner: str, process: str = "p", ttl: float = TTL, limit: int = 1) -> Claim:
-    """A claim by name."""
     return Claim(owner, process, ttl, "label", limit)
 
 
 def reader(owner: str, process: str = "p", ttl: float = TTL) -> Claim:
-    """A shared claim by name."""
     return claim(owner, process, ttl, SHARED)
 
 
 def at(now: float, *dead: str, floor: int = 0) -> Moment:
-    """A moment, at which these processes are dead."""
     return Moment(now, floor, lambda process: process not in dead)
 
 
@@ -52,12 +49,10 @@ def holder(state: KeyState) -> str | None:
 
 
 def holders(state: KeyState) -> list[str]:
-    """Who has a lease, the oldest first."""
     return [grant.claim.owner for grant in state.grants]
 
 
 def queued(state: KeyState) -> list[str]:
-    """Who waits, in order."""
     return [place.claim.owner for place in state.queue]
 
 

@@ -12,18 +12,15 @@ numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def unwarned(monkeypatch):
-    """Nobody has been warned yet, of whatever key."""
     monkeypatch.setattr(_face, "_warned_of", set())
 
 
 @pytest.fixture
 def url():
-    """An engine of the test's own."""
     return f"memory://unfilled-{next(numbers)}"
 
 
 async def hold(face, url, key):
-    """Holds a key, on either face."""
     if face is Locks:
         with Locks.from_url(url) as locks, locks.hold(key):
             pass

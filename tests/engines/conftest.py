@@ -12,19 +12,16 @@ from .processes import Child
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The directory of the engine under test."""
     return tmp_path / "locks"
 
 
 @pytest.fixture
 def url(folder: Path) -> str:
-    """Its URL."""
     return f"file://{folder}"
 
 
 @pytest.fixture
 def locks(url: str) -> Iterator[Locks]:
-    """Locks of the test's own process."""
     with Locks.from_url(url) as locks:
         yield locks
 

@@ -10,18 +10,15 @@ from weblock.stores.file.records import file_of
 
 
 def record_of(folder: Path, key: str) -> Path:
-    """The record file of a key."""
     return folder / f"records-{file_of(qualified('default', key)):02d}"
 
 
 def keys_in(record: Path, count: int) -> list[str]:
-    """Keys that are kept in a record file."""
     folder = record.parent
     found = (f"key {n}" for n in itertools.count() if record_of(folder, f"key {n}") == record)
     return list(itertools.islice(found, count))
 
 
 def key_outside(record: Path) -> str:
-    """A key that is kept elsewhere."""
     folder = record.parent
     return next(f"key {n}" for n in itertools.count() if record_of(folder, f"key {n}") != record)

@@ -27,7 +27,6 @@ states = st.builds(
 
 
 def claim(owner: str, limit: int = 1) -> Claim:
-    """A claim of a process."""
     return Claim(owner, "process", 10.0, "host:1", limit)
 
 

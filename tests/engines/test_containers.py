@@ -23,12 +23,10 @@ def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def in_docker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container, by a file that is there."""
     monkeypatch.setattr(checks, "_CONTAINERS", {"/": "a Docker container"})
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the log has of it."""
     return [each for each in caplog.messages if "this looks like" in each]
 
 

@@ -126,7 +126,6 @@ def crowd(folder: Path, size: int) -> Iterator[list[Locks]]:
 
 
 def until_wait(locks: Locks, count: int) -> None:
-    """Returns when so many wait for the key."""
     eventually(lambda: waiters(locks, "k") == count)
 
 

@@ -229,7 +229,6 @@ def test_who_may_write_above_the_directory(
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A directory that other users can reach."""
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
         yield Path(place)

@@ -45,7 +45,6 @@ def a_stuck_file(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def hung(server: Server) -> Iterator[None]:
-    """The server stands still."""
     server.stop()
     yield
     server.cont()

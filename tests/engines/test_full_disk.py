@@ -19,7 +19,6 @@ from .keys import key_outside, record_of
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
     place = tmp_path / "disk"
     place.mkdir()
     mounting = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0755", "tmpfs", str(place)]

@@ -233,7 +233,6 @@ def done_by(script: str, *arguments: str) -> str:
     params=["memory", "file", "redis", "quorum", "memcached", "postgresql", "zookeeper"]
 )
 def urls(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
-    """Every engine."""
     if request.param == "quorum":
         return fresh_quorum(3)
     of_one_server = {

@@ -23,12 +23,10 @@ from .processes import Child
 
 
 def delete(folder: Path) -> None:
-    """Removes the directory."""
     shutil.rmtree(folder)
 
 
 def move(folder: Path) -> None:
-    """Moves the directory out of the way."""
     folder.rename(folder.with_name("moved"))
 
 
@@ -39,7 +37,6 @@ def replace(folder: Path) -> None:
 
 
 def of_the_key(folder: Path) -> None:
-    """Removes the record file of the key."""
     record_of(folder, "k").unlink()
 
 

@@ -27,14 +27,12 @@ REFUSED = "127.0.0.1:1"
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server of the test's own."""
     with Server() as server:
         yield server
 
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """Nothing is collected while the test runs."""
     gc.disable()
     yield
     gc.enable()

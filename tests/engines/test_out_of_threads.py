@@ -127,7 +127,6 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of lookups."""
     clock = Clock()
     monkeypatch.setattr(asking, "time", clock)
     return clock

@@ -40,13 +40,11 @@ LONG = 60.0
 
 @pytest.fixture
 def url() -> str:
-    """An engine whose table nobody has used."""
     return fresh_postgresql()
 
 
 @pytest.fixture
 def locks(url: str) -> Iterator[Locks]:
-    """Locks on it."""
     with Locks.from_url(url, ttl=LONG, wait=PATIENCE) as locks:
         yield locks
 
@@ -59,12 +57,10 @@ def server() -> Iterator[Postgres]:
 
 
 def table_of(locks: Locks) -> str:
-    """The name of their table."""
     return locks._engine.settings.table  # type: ignore[attr-defined]
 
 
 def rows_of(locks: Locks, what: str = "*", where: str = "true") -> list[Any]:
-    """What stands in rows of their table."""
     with psycopg.connect(shared_postgres().url(), autocommit=True) as connection:
         query = f"SELECT {what} FROM {table_of(locks)} WHERE {where}"
         return connection.execute(query.encode()).fetchall()
@@ -571,7 +567,6 @@ async def test_a_statement_that_could_not_be_prepared_is_prepared_again(locks, u
 
 @contextlib.contextmanager
 def stopped(server: Postgres) -> Iterator[None]:
-    """The server hangs, with all its processes."""
     server.stop()
     try:
         yield

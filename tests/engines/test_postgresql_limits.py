@@ -25,22 +25,18 @@ SERVER: Final = (1000.0, True, 0.0, 0, 0, "key", 1)
 
 
 def claim(owner: str, limit: int = 1, process: str = "p") -> Claim:
-    """A claim for longer than a test takes."""
     return Claim(owner, process, 600.0, f"label of {owner}", limit)
 
 
 def grant(owner: str, limit: int, fence: int, until: float = 1600.0) -> Grant:
-    """A lease."""
     return Grant(claim(owner, limit), fence, 1000.0, until, confirmed=True)
 
 
 def row_of(state: KeyState) -> dict[str, Any]:
-    """What is written for a state."""
     return written(reading_of((*SERVER, 0, "", "", "", 0.0, 0.0, 0.0, True, "", 0.0), "t"), state)
 
 
 def as_read(row: dict[str, Any]) -> Row:
-    """A row as the server returns it."""
     columns = ["fence", "owner", "process", "label", "ttl", "since", "until", "confirmed"]
     return (*SERVER, *(row[name] for name in (*columns, "rest", "ends")))
 

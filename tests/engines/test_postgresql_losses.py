@@ -19,7 +19,6 @@ HOUR = 3600.0
 
 @pytest.fixture
 def url() -> str:
-    """An engine whose table nobody has used."""
     return fresh_postgresql()
 
 
@@ -53,7 +52,6 @@ def careless(request: pytest.FixtureRequest) -> Locks:
 
 
 def table_of(locks: Locks) -> str:
-    """The name of their table."""
     return locks._engine.settings.table  # type: ignore[attr-defined]
 
 
@@ -139,7 +137,6 @@ class TestRecovery:
 
 
 def got(locks: Locks, key: str) -> bool:
-    """Whether a key was to be had."""
     try:
         locks.acquire(key).release()
     except EngineRecovering:

@@ -21,19 +21,16 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Postgres, Standby]]:
-    """A primary and its replica."""
     with Postgres() as primary, Standby(primary) as standby:
         eventually(lambda: streams(primary))
         yield primary, standby
 
 
 def streams(primary: Postgres) -> bool:
-    """Whether the replica is connected."""
     return counted(primary, "pg_stat_replication WHERE state = 'streaming'") == 1
 
 
 def counted(server: Postgres, what: str) -> int:
-    """How many rows there are."""
     with psycopg.connect(server.url()) as connection:
         (count,) = connection.execute(f"SELECT count(*) FROM {what}".encode()).fetchone() or (0,)
     return int(count)

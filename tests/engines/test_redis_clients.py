@@ -83,7 +83,6 @@ class Site:
         return api.Redis(**{"port": self.port, "password": PASSWORD, **options})
 
     def over_tls(self, api: Any, **options: Any) -> Any:
-        """The same over TLS."""
         return self.single(api, **{"port": self.tls, "ssl": True, **options})
 
     def pooled(self, api: Any, pool: str = "ConnectionPool", **options: Any) -> Any:
@@ -99,14 +98,12 @@ class Site:
         return of.master_for(SERVICE)
 
     def clustered(self, api: Any, **options: Any) -> Any:
-        """A client of the cluster."""
         made = {"host": "localhost", "port": self.cluster, "password": PASSWORD, **options}
         return api.RedisCluster(**made)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The servers of all tests here."""
     with ExitStack() as stack:
         yield Site(stack, tmp_path_factory.mktemp("site"))
 
@@ -350,6 +347,5 @@ def test_how_to_connect_is_the_client_s_business() -> None:
 
 
 async def closed(client: Any) -> None:
-    """Close a client of either API."""
     if inspect.isawaitable(closing := getattr(client, "aclose", client.close)()):
         await closing

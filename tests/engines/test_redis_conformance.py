@@ -23,7 +23,6 @@ from weblock.stores.redis.scripts import Script
 
 @pytest.fixture(scope="module", params=[a_valkey, a_redis, an_older_redis])
 def client(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
-    """A client of a real server."""
     with Server(request.param()) as server, redis.Redis(port=server.port) as client:
         yield client
 

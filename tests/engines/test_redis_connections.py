@@ -37,7 +37,6 @@ def server() -> Iterator[Server]:
 
 
 def connections(server: Server, name: str) -> int:
-    """How many connections call themselves ``name``."""
     with server.client() as client:
         return sum(each["name"] == name for each in client.client_list())
 
@@ -131,7 +130,6 @@ def count_heartbeats(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def scripts_run(client: redis.Redis) -> int:
-    """How many scripts the server has run."""
     return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
 
@@ -197,7 +195,6 @@ def test_threads_learn_that_a_server_hangs(server: Server) -> None:
 
 
 def reason_of_refusal(locks: Locks, key: str) -> str:
-    """Why the engine does not serve a caller."""
     with pytest.raises(EngineUnavailable) as caught:
         locks.acquire(key)
     return caught.value.reason
@@ -268,7 +265,6 @@ def test_a_keeper_without_a_connection_goes_before_all_callers(
 
 
 def free(locks: Locks, key: str) -> bool:
-    """Whether a key can be had at once."""
     lease = locks.try_acquire(key)
     if lease:
         lease.release()
@@ -276,7 +272,6 @@ def free(locks: Locks, key: str) -> bool:
 
 
 def locks_url(locks: AsyncLocks) -> str:
-    """A URL for the same keys."""
     prefix = locks._engine.settings.prefix  # type: ignore[attr-defined]
     return shared().url(prefix=prefix, recovery="off")
 
@@ -362,7 +357,6 @@ async def test_callers_of_one_turn_share_their_writes(server: Server) -> None:
 
 
 def _written(link: AsyncioLink) -> list[bytes]:
-    """What a connection writes from now on."""
     written: list[bytes] = []
     write = link._transport.write
 

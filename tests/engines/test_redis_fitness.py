@@ -24,7 +24,6 @@ from weblock.stores.redis.link import Bell
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server of the test's own."""
     with Server(a_redis()) as server:
         yield server
 
@@ -37,7 +36,6 @@ def refusal(url: str) -> str:
 
 
 async def asyncio_refusal(url: str) -> str:
-    """The same in asyncio."""
     async with AsyncLocks.from_url(url, wait=0) as locks:
         with pytest.raises(EngineUnavailable) as refused:
             await locks.acquire("a")
@@ -107,7 +105,6 @@ def said(locks: Locks) -> str:
 
 
 async def said_in_asyncio(locks: AsyncLocks) -> str:
-    """The same in asyncio."""
     try:
         await (await locks.acquire("a", wait=0)).release()
     except EngineUnavailable as failure:

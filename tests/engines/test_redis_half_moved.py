@@ -31,7 +31,6 @@ SLOT = key_slot(LAYOUT.tag(BUCKET).encode())
 
 @pytest.fixture(scope="module", params=[a_valkey, a_redis, an_older_redis])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A cluster."""
     with Cluster(request.param(), node_timeout=30) as cluster:
         yield cluster
 

@@ -33,7 +33,6 @@ LONG = "10000000000"
 
 @pytest.fixture(scope="module", params=sorted(binaries()))
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of every version."""
     with Server(request.param) as server:
         yield server
 
@@ -63,14 +62,12 @@ class Both:
             self._listener.get_message(timeout=PATIENCE)
 
     def run(self, script: Script, *words: str) -> None:
-        """Has both do it, and compares."""
         before = dict(self._model._expires)
         expected = self._model.evaluate(script, self.keys, words)
         assert self._on_the_server(script, self.keys, words) == expected
         self._compare_keys(self.keys, before)
 
     def rings(self) -> None:
-        """Compares what has been published since."""
         rings, self._rings = self._rings, []
         for channel, payload in rings:
             message = self._listener.get_message(ignore_subscribe_messages=True, timeout=PATIENCE)
@@ -131,7 +128,6 @@ def said_by(client: redis.Redis) -> dict[str, str]:
 
 
 def drawn(dice: Random) -> tuple[Script, tuple[str, ...]]:
-    """A random script, and its arguments."""
     owner, ttl = dice.choice(OWNERS), dice.choice(["100000", "1000000", "30000000", "90000000"])
     here = (
         dice.choice(["run1:a", "run1:a", "run1:a", "run1:b", "run2:c"]),

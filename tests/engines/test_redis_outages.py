@@ -150,7 +150,6 @@ def test_a_dead_master_is_not_looked_for_by_everybody(
 
 
 def connections_made(servers: list[Server]) -> int:
-    """How many connections servers have accepted so far."""
     return sum(each.client().info("stats")["total_connections_received"] for each in servers)
 
 

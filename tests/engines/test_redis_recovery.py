@@ -36,13 +36,11 @@ def each_server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """The same, of one version."""
     with Server(appendonly="yes", appendfsync="always") as server:
         yield server
 
 
 def locks_on(server: Server, **options: object) -> Locks:
-    """Locks that recover safely."""
     terms = {"ttl": TTL, "wait": PATIENCE, **options}
     return Locks.from_url(server.url(recovery=TTL), **terms)
 
@@ -55,12 +53,10 @@ def use(locks: Locks, key: str) -> None:
 
 
 def restart_empty(server: Server) -> None:
-    """Loses everything with the process."""
     server.restart(keep_data=False)
 
 
 def flush(server: Server) -> None:
-    """Loses everything, and goes on."""
     server.command("FLUSHALL")
 
 

@@ -41,7 +41,6 @@ GARBAGE = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A server on which these tests alone publish."""
     with Server() as server:
         yield server
 
@@ -104,7 +103,6 @@ def listeners(server: Server, name: str) -> list[str]:
 
 
 def locks_of(server: Server, name: str) -> Locks:
-    """Locks whose connections have that name."""
     return Locks.from_url(server.url(recovery="off", client_name=name), wait=PATIENCE)
 
 
@@ -127,7 +125,6 @@ def forge(server: Server, key: str, fence: int, until: int) -> None:
 
 
 def waiting(server: Server, key: str) -> bool:
-    """Whether somebody waits for a key."""
     with Locks.from_url(server.url(recovery="off")) as probe:
         info = probe.inspect(key)
         return bool(info and info.waiters)

@@ -148,7 +148,6 @@ def test_options_by_name() -> None:
 
 
 def adopted(client: object, **options: object) -> Settings:
-    """The settings that are taken from a client."""
     engine = adopt(client, **options)
     assert isinstance(engine, RedisEngine)
     return engine.settings

@@ -35,7 +35,6 @@ DOWN = EngineUnavailable("redis://x", "it is down")
 
 @pytest.fixture
 def servers() -> Iterator[list[Server]]:
-    """Three servers that know nothing of one another."""
     with ExitStack() as stack:
         yield [stack.enter_context(Server()) for _ in range(3)]
 

@@ -23,7 +23,6 @@ DOWN = ConnectionError("it is down")
 
 
 def never() -> bool:
-    """Whether there is enough."""
     return False
 
 

@@ -69,18 +69,14 @@ def server() -> Iterator[Server]:
 
 
 def silence() -> Silence:
-    """One that explains an error by its text."""
     return Silence(explained, timeout=60, answers=(Answer,))
 
 
 def pool_of(server: Server, room: int = 2, patience: float = PATIENCE) -> Pool[Line]:
-    """A pool for threads."""
     return Pool(server.connect, silence(), room=room, patience=patience)
 
 
 def raises(error: Exception) -> Callable[[Line], None]:
-    """Work that fails."""
-
     def work(_line: Line) -> None:
         raise error
 

@@ -114,7 +114,6 @@ def stop_outside_files(process: Child, folder: Path) -> None:
 
 
 def is_free(record: Path) -> bool:
-    """Whether nobody is inside a record file."""
     with record.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

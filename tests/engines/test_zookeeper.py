@@ -42,7 +42,6 @@ LONG = 60.0
 
 @pytest.fixture(scope="module")
 def three_servers() -> Iterator[Ensemble]:
-    """Servers for all tests of an ensemble."""
     with Ensemble() as servers:
         yield servers
 
@@ -56,7 +55,6 @@ def ensemble(three_servers: Ensemble) -> Iterator[Ensemble]:
 
 @pytest.fixture
 def server() -> Iterator[ZooKeeper]:
-    """A server of the test's own."""
     with ZooKeeper() as server:
         yield server
 
@@ -79,7 +77,6 @@ def client() -> Iterator[Callable[..., KazooClient]]:
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    """Threads that wait."""
     with ThreadPoolExecutor() as threads:
         yield threads
 
@@ -98,7 +95,6 @@ def below(client: KazooClient, url: str) -> list[str]:
 
 
 def keys_left(client: KazooClient, url: str) -> list[str]:
-    """The keys that have a node."""
     return client.get_children(f"/{url.rpartition('/')[2].partition('?')[0]}/keys")
 
 
@@ -436,14 +432,12 @@ class RefusingServer:
 
 
 def refusal_by(locks: Locks) -> str:
-    """Why the engine does not serve a caller."""
     with pytest.raises(EngineUnavailable) as refused:
         locks.try_acquire("key")
     return str(refused.value)
 
 
 def tried_anew(locks: Locks, server: RefusingServer) -> bool:
-    """Whether a request has made another session begin."""
     with suppress(EngineUnavailable):
         locks.try_acquire("key")
     return server.sessions > 1

@@ -217,7 +217,6 @@ def crowds() -> Iterator[tuple[int, ...]]:
 
 
 def snapshot_of(limits: tuple[int, ...]) -> Snapshot:
-    """A key that is held with these limits."""
     live = tuple(
         Lease(str(number), Content("", "", 10.0, limit), number, 0, 0.0, 0.0, 10.0)
         for number, limit in enumerate(limits, 1)

@@ -34,7 +34,6 @@ SESSION = 7
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[KazooClient]:
-    """A client of a real server."""
     client = KazooClient(shared_zookeeper().address)
     client.start()
     yield client
@@ -53,7 +52,6 @@ class Both:
         client.create(self._root)
 
     def do(self, request: Create | Delete | Write | Multi) -> None:
-        """Has both do it, and compares the answers."""
         self._zxid += 1
         expected, changes = perform(
             self.tree, request, zxid=self._zxid, stamp=self._zxid, session=SESSION

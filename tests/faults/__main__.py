@@ -23,7 +23,6 @@ from .worker import MIXED
 
 
 def main() -> int:
-    """Soaks; 0 if nothing was wrong."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (10)")
     parser.add_argument("--seed", type=int, default=0, help="decides the order of the faults (0)")

@@ -49,7 +49,6 @@ class Workers:
         self.go_on()
 
     def history(self) -> History:
-        """What they have written so far."""
         return read(Path(self._folder.name))
 
     def go_on(self, sections: int = 10) -> float:
@@ -81,7 +80,6 @@ class Workers:
         self.processes.append(self._new())
 
     def stop_one(self, lasting: float) -> None:
-        """Has a process stand still for a while."""
         victim = self.processes[0]
         victim.send_signal(signal.SIGSTOP)
         time.sleep(lasting)

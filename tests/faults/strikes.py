@@ -27,7 +27,6 @@ Strikes = Mapping[str, Callable[[], object]]
 
 
 def on_workers(workers: Workers) -> Strikes:
-    """What happens to those who hold and wait."""
     return {
         "kill -9 of a process": workers.kill_one,
         "SIGSTOP of a process beyond its ttl": lambda: workers.stop_one(1.5 * TTL),
@@ -80,8 +79,6 @@ def on_data(server: Server) -> Strikes:
 
 
 def on_network(proxy: Proxy) -> Strikes:
-    """What happens between them."""
-
     def frozen(direction: Direction) -> None:
         proxy.freeze(direction)
         time.sleep(1.5 * TTL)
@@ -281,8 +278,6 @@ def on_memcached(server: Memcached) -> Strikes:
 
 
 def on_postgres(server: Postgres) -> Strikes:
-    """A PostgreSQL that crashes, hangs, and ends connections."""
-
     def crash(lasting: float) -> None:
         server.kill()
         time.sleep(lasting)
@@ -341,7 +336,6 @@ def on_zookeeper(ensemble: Ensemble) -> Strikes:
 
 
 def slot_in_use(cluster: Cluster) -> int:
-    """The slot of the only key."""
     for node in cluster.nodes[:3]:
         for name in node.client().scan_iter("*:lock:*"):
             slot: int = node.command("CLUSTER", "KEYSLOT", name)

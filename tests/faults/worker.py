@@ -81,7 +81,6 @@ class Watch:
 
 
 def looks() -> int:
-    """How often a worker looks."""
     return random.choice([1, 3, 10, 30])
 
 
@@ -95,7 +94,6 @@ Kinds = Sequence[dict[str, Any]]
 
 
 def in_a_thread(locks: Locks, journal: Journal, stop: threading.Event, kinds: Kinds) -> None:
-    """One section after the other."""
     while not stop.is_set():
         try:
             with (
@@ -120,7 +118,6 @@ def in_a_thread(locks: Locks, journal: Journal, stop: threading.Event, kinds: Ki
 async def in_a_task(
     locks: AsyncLocks, journal: Journal, stop: threading.Event, kinds: Kinds
 ) -> None:
-    """The same in asyncio."""
     while not stop.is_set():
         try:
             options = random.choice(kinds)
@@ -150,7 +147,6 @@ def _end_loudly(failure: threading.ExceptHookArgs) -> None:
 
 
 def main() -> None:
-    """Works until standard input is closed."""
     threading.excepthook = _end_loudly
     face, folder, given, *urls = sys.argv[1:]
     options = json.loads(given)

@@ -23,7 +23,6 @@ def poll(request: pytest.FixtureRequest):
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two ends of a connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs

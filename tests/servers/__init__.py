@@ -63,7 +63,6 @@ def fresh_url(name: str | None = None, **query: Any) -> str:
 
 
 def fresh_quorum(count: int, **query: Any) -> list[str]:
-    """The same, of several servers."""
     prefix = f"weblock:{uuid.uuid4().hex}"
     servers = [shared(number=number) for number in range(count)]
     return [_url(server, {"prefix": prefix, **query}) for server in servers]

@@ -71,7 +71,6 @@ class DatabaseServer(ABC):
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Ends it, and removes its data."""
         if self._process:
             self._end(self._process)
             self._process.wait()

@@ -19,7 +19,6 @@ class Frames:
         self._other = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The values that are complete with ``data``."""
         self._held += data
         frames = []
         while self._held and not self._other:

@@ -23,7 +23,6 @@ class MariaDB(DatabaseServer):
         super().__init__("mariadb")
 
     def url(self, *, driver: str = "pymysql") -> str:
-        """Its URL for SQLAlchemy."""
         return f"mysql+{driver}://root@127.0.0.1:{self.port}/shop?charset=utf8mb4"
 
     def _create(self) -> None:

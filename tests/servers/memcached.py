@@ -64,7 +64,6 @@ class Memcached:
             time.sleep(0.005)
 
     def kill(self) -> None:
-        """Kills it: whatever it had is gone."""
         self._process.kill()
         self._process.wait()
 
@@ -74,11 +73,9 @@ class Memcached:
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def cont(self) -> None:
-        """Has it go on."""
         os.kill(self._process.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Kills it."""
         process: subprocess.Popen[bytes] | None = getattr(self, "_process", None)
         if process and process.poll() is None:
             self.kill()

@@ -51,11 +51,9 @@ class PgBouncer:
         self._wait_until_up()
 
     def url(self, *, driver: str) -> str:
-        """Its URL for SQLAlchemy."""
         return f"postgresql+{driver}://postgres@127.0.0.1:{self.port}/postgres"
 
     def close(self) -> None:
-        """Ends it."""
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)

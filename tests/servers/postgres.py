@@ -74,7 +74,6 @@ class Postgres(DatabaseServer):
         self._signal_all(signal.SIGSTOP)
 
     def cont(self) -> None:
-        """Lets them go on."""
         self._signal_all(signal.SIGCONT)
 
     def branch_off(self) -> None:

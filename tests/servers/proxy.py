@@ -82,7 +82,6 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many it passes on at the moment."""
         return len(self._links)
 
     def heal(self) -> None:
@@ -102,7 +101,6 @@ class Proxy:
         self._each(direction, lambda way: way.gate.set())
 
     def drip(self, direction: Direction | None = None) -> None:
-        """Writes each byte by itself."""
         self._each(direction, _Way.begin_to_drip)
 
     def drop_request(self, k: int = 1, *, to: bytes = b"", then: Then = "close") -> Fault:
@@ -124,11 +122,9 @@ class Proxy:
         self._on_links(lambda link: link.end(direction))
 
     def reset(self) -> None:
-        """Resets each connection, to both sides."""
         self._on_links(_Link.cancel)
 
     def close(self) -> None:
-        """Resets what there is, and listens no more."""
         if self._loop.is_closed():
             return
         self._run(self._end())
@@ -254,12 +250,10 @@ class _Link:
             self._reset()
 
     def end(self, direction: Direction) -> None:
-        """Says nothing more in one direction."""
         if direction in self._flows:
             self._flows[direction].end()
 
     def cancel(self) -> None:
-        """Resets both sides."""
         if self.task:
             self.task.cancel()
 
@@ -342,7 +336,6 @@ class _Flow:
                 await self._write(what)
 
     def end(self) -> None:
-        """Says nothing more."""
         self._silent = True
         if not self._writer.is_closing():
             self._writer.write_eof()

@@ -66,7 +66,6 @@ class Server:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
         return self._process is not None and self._process.poll() is None
 
     def url(self, *, user: str = "", port: int | None = None, **query: Any) -> str:
@@ -91,7 +90,6 @@ class Server:
         return redis.Redis(port=self.port, decode_responses=True, **options)
 
     def command(self, *parts: str | int) -> Any:
-        """The reply to one command."""
         with self.client() as client:
             return client.execute_command(*parts)
 
@@ -118,7 +116,6 @@ class Server:
         self.wait_until_up()
 
     def wait_until_up(self) -> None:
-        """Waits until it answers."""
         give_up_at = time.monotonic() + PATIENCE
         with self.client(socket_timeout=1) as client:
             while not self._answers(client):
@@ -150,18 +147,15 @@ class Server:
         os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def cont(self) -> None:
-        """Has it go on."""
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Kills it, and removes its data."""
         if self.alive:
             self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def _log(self) -> Path:
-        """What it said since it was started."""
         return self.folder / "server.log"
 
     def _start_where_free(self, *, given: bool) -> None:

@@ -34,7 +34,6 @@ TOP = Path(__file__).parents[2]
 
 @pytest.fixture
 def own() -> Iterator[Server]:
-    """A server of the test's own."""
     with Server() as server:
         yield server
 

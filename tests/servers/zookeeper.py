@@ -63,12 +63,10 @@ class ZooKeeper:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def address(self) -> str:
-        """Where its clients connect."""
         return f"127.0.0.1:{self.port}"
 
     def begin(self) -> None:
@@ -96,13 +94,11 @@ class ZooKeeper:
         )
 
     def start(self) -> Self:
-        """Starts it, and waits until it serves."""
         self.begin()
         self.wait_until_up()
         return self
 
     def wait_until_up(self) -> None:
-        """Waits until it serves clients."""
         give_up_at = time.monotonic() + PATIENCE
         while not self.mode:
             assert self.alive, (self.folder / "log").read_text(errors="replace")[-3000:]
@@ -125,7 +121,6 @@ class ZooKeeper:
             return ""
 
     def kill(self) -> None:
-        """Kills it, as by kill -9."""
         assert self._process
         self._process.kill()
         self._process.wait()
@@ -141,11 +136,9 @@ class ZooKeeper:
         os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def cont(self) -> None:
-        """Has it go on."""
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Kills it, and removes its data."""
         if self.alive:
             self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -177,7 +170,6 @@ class Ensemble:
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
         return ",".join(server.address for server in self.servers)
 
     @property

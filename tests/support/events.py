@@ -18,10 +18,8 @@ class Heard(list[Event]):
         self.observer = Observer(self.append, immediate=True)
 
     def of(self, kind: type[E]) -> list[E]:
-        """Those of one kind."""
         return [event for event in self if isinstance(event, kind)]
 
     @property
     def names(self) -> list[str]:
-        """What all of them are called."""
         return [event.name for event in self]

@@ -35,7 +35,6 @@ TOGETHER = ("tests/e2e/test_versions.py",)
 
 
 def arrange(items: list[pytest.Item]) -> None:
-    """Puts these at the beginning of each stretch."""
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     long = _in_groups(sorted((item for item in items if _is_long(item)), key=_place))
     others = sorted((item for item in items if not _is_long(item)), key=_number_of_file)

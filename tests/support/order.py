@@ -12,7 +12,6 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option for the seed."""
     parser.addoption("--order", type=int, required=True, help="the seed of the order of the tests")
 
 

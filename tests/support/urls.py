@@ -12,7 +12,6 @@ The defaults are a second or two: right for a request, too short for a test that
 
 
 def varied(url: str, **options: object) -> str:
-    """The same engine with other options."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query, keep_blank_values=True)) | options
     return urlunsplit(parts._replace(query=urlencode(query, safe=":/")))

@@ -38,7 +38,6 @@ def pause_after(waited: float) -> float:
 
 
 def waiters(locks: Locks, key: str) -> int:
-    """The number of callers that wait for ``key``."""
     info = locks.inspect(key)
     return len(info.waiters) if info else 0
 

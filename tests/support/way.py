@@ -41,7 +41,6 @@ class Way:
 
     @property
     def calls(self) -> int:
-        """How many calls there were."""
         return len(self.files)
 
     @property

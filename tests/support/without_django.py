@@ -21,7 +21,6 @@ OF_DJANGO = {
 
 
 def spare(items: Iterable[pytest.Item]) -> None:
-    """Takes these fixtures from all tests but Django's."""
     spared: set[int] = set()
     for item in items:
         names = getattr(item, "fixturenames", None)  # The cases of one test share the list.

@@ -39,12 +39,10 @@ def main() -> int:
 
 
 def tell(*what: object, sep: str = " ") -> None:
-    """Writes a line."""
     sys.stdout.write(sep.join(str(each) for each in what) + "\n")
 
 
 def replay(campaign: Campaign, seed: int) -> int:
-    """Tells one schedule."""
     schedule, failure = campaign.run_seed(seed)
     tell(schedule.swarm)
     tell(told(schedule))
@@ -54,7 +52,6 @@ def replay(campaign: Campaign, seed: int) -> int:
 
 
 def run(campaign: Campaign, seeds: range) -> int:
-    """Runs many, and tells what came of them."""
     began = time.monotonic()
 
     def show_progress(tally: Tally) -> None:

@@ -274,7 +274,6 @@ def hanging_schedule(seed: int) -> ClusterSchedule:
 
 
 def cluster_schedule(seed: int, scripted: Scripted = AS_SHIPPED) -> ClusterSchedule:
-    """Return the schedule of a seed."""
     return ClusterSchedule(Random(seed), scripted)
 
 

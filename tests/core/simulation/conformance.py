@@ -200,7 +200,6 @@ class Clock:
 
 
 def compare(seed: int, clock: Clock, pure: Pure, others: list[Lua], steps: int = 60) -> None:
-    """Has all of them take the same steps."""
     dice, limits = Random(seed), LIMITS[seed % len(LIMITS)]
     for number in range(steps):
         step = one_step(dice, limits)

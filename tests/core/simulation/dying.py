@@ -81,7 +81,6 @@ class DyingSchedule(Schedule):
 
 
 def dying_schedule(seed: int) -> Schedule:
-    """Return the schedule of a seed."""
     return DyingSchedule(Random(seed))
 
 

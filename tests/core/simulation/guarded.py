@@ -96,7 +96,6 @@ def _unlock(database: Database, transaction: Transaction) -> None:
 
 
 def _ask(database: Database, section: Section, what: Any) -> Any:
-    """What the database answers to one statement."""
     transaction = section.transaction
     match what:
         case Raise(mark):
@@ -167,7 +166,6 @@ def refuse_unless_ours(row: Row | None, mark: Mark) -> None:
 
 
 def guarded(section: Section) -> Steps:
-    """A section as the adapters run it."""
     yield from raising(section.mark)
     yield "read"
     yield "write"

@@ -38,7 +38,6 @@ class Lives:
         _bucket, (self._lock, self._queue, self._epoch) = LAYOUT.of_key("key")
 
     def step(self) -> None:
-        """Something happens, and time passes."""
         dice = self._dice
         owner, ttl = dice.choice(OWNERS), micros(dice.choice(TTLS))
         match dice.choice(["acquire"] * 5 + ["refresh"] * 5 + ["release"] * 3 + ["force", "flush"]):

@@ -43,7 +43,6 @@ class Mutant:
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """Makes the core make this mistake."""
         original = vars(self.owner)[self.where]
         setattr(self.owner, self.where, self._edited(original))
         try:

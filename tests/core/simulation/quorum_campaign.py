@@ -267,7 +267,6 @@ class QuorumSchedule(Schedule):
 
 
 def quorum_schedule(seed: int, variant: Variant = Variant()) -> QuorumSchedule:
-    """The schedule of a seed."""
     return QuorumSchedule(Random(seed), variant)
 
 

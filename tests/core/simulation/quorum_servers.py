@@ -124,5 +124,4 @@ class Quorum:
         return sum(now <= each.lost_at + self.recovery + rounding for each in self.servers)
 
     def forgot_since(self, since: float) -> int:
-        """How many have lost something since then."""
         return sum(server.lost_at >= since for server in self.servers)

@@ -464,7 +464,6 @@ class Slot:
         _bucket, self.keys = LAYOUT.of_key("key")
 
     def take(self) -> None:
-        """Moves the lock's key to the other master."""
         for key in self.keys:
             if key in self.here.values:
                 self.there.values[key] = self.here.values.pop(key)

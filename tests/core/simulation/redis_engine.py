@@ -74,7 +74,6 @@ class RedisEngine(EngineServer):
         self._lost()
 
     def flush(self) -> None:
-        """Forgets everything while it runs."""
         self._model.flush()
         self._saved = self._model.snapshot()
         self._lost()

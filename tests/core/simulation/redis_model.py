@@ -46,7 +46,6 @@ class RedisModel:
         return f"r{self.run}:i{self.replid}"
 
     def evaluate(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
-        """What a script returns."""
         _serving[0] = self
         self._wrote = False
         self._frozen = self._clock()  # A script sees one time from its first line to its last.
@@ -86,7 +85,6 @@ class RedisModel:
         self._started_at = self._now() - LONG_AGO
 
     def flush_epoch(self) -> None:
-        """Forgets what the scripts noted of the server."""
         for key in [key for key in self.values if key.endswith(":epoch")]:
             self._del(key)
 

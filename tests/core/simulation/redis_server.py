@@ -79,7 +79,6 @@ class Replies(list[Any]):
 
 
 def parcel(commands: Sequence[bytes], life: int) -> Parcel:
-    """Commands, and what they ask for."""
     packed = tuple(commands)
     asked = [_asked(command) for command in packed]
     first = asked[0]

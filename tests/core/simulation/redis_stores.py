@@ -141,7 +141,6 @@ class StoreSchedule(Schedule):
 def store_schedule(
     seed: int, scripted: Scripted = AS_SHIPPED, recovery: float | None = None
 ) -> StoreSchedule:
-    """The schedule of a seed."""
     random = Random(seed)
     swarm = Swarm.drawn(random).mixed(Random(f"limits {seed}"))
     swarm = replace(swarm, deaths_known=False, asks=0.0)

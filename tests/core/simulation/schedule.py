@@ -158,7 +158,6 @@ class Schedule:
 
 
 def run_seed(seed: int) -> Outcome:
-    """Runs the schedule of a seed."""
     schedule = Schedule(Random(seed))
     schedule.run()
     return schedule.outcome()

@@ -55,7 +55,6 @@ class Rig:
         return [grant.claim.owner for grant in look_of(self.run(scripts.LOOK)).state.grants]
 
     def fields(self) -> Any:
-        """What stands in the key."""
         return self.model.values[LAYOUT.of_key("key")[1][0]]
 
     def run(self, script: Script, *words: str) -> Any:

@@ -127,7 +127,6 @@ def _of_grant(truth: Truth, change: Change, granted: Grant) -> None:
 
 
 def of_cancellation(truth: Truth, attempt: Attempt) -> None:
-    """Counts where cancellations hit."""
     what = attempt.phase.value
     if what == "asking" and attempt.owners:
         owner = attempt.owners[-1]

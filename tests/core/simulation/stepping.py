@@ -135,7 +135,6 @@ class SteppingSchedule(Schedule):
 
 
 def stepping_schedule(seed: int) -> Any:
-    """Return the schedule of a seed."""
     return SteppingSchedule(Random(seed), SteppingServer)
 
 

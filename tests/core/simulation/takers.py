@@ -68,7 +68,6 @@ class TakersSchedule:
         self._takers = 0
 
     def run(self) -> None:
-        """Run it to its end."""
         try:
             self._spawn(self._clients[0], self._give())
             self.world.run(TTL / 2)

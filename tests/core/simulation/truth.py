@@ -100,7 +100,6 @@ class Truth:
         return not (self.swarm.deaths_known and process in self.dead)
 
     def is_asking(self, owner: str) -> bool:
-        """Whether this owner's caller waits for it still."""
         attempt = self.by_owner.get(owner)
         return (
             attempt is not None

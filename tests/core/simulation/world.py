@@ -58,7 +58,6 @@ class World:
             raise self._violation
 
     def halt(self) -> None:
-        """Ends the present run after this event."""
         self._halted = True
 
     def run(self, until: float) -> None:
@@ -81,7 +80,6 @@ class World:
         self.now = until
 
     def fingerprint(self) -> str:
-        """A hash of all that happened."""
         return hashlib.blake2b(repr(self.trace).encode(), digest_size=16).hexdigest()
 
 

@@ -235,7 +235,6 @@ class ZooKeeperSchedule(Schedule):
 
 
 def zookeeper_schedule(seed: int, variant: Variant = Variant()) -> ZooKeeperSchedule:
-    """The schedule of a seed."""
     return ZooKeeperSchedule(Random(seed), seed, variant)
 
 

@@ -224,7 +224,6 @@ class SimulatedKazoo:
         self.process.after(self.session_timeout / SERVERS, partial(self._give_up, connection))
 
     def _give_up(self, connection: Connection) -> None:
-        """No server has let it in in time."""
         if connection is self._connection and self.client_state != KeeperState.CONNECTED:
             self._ensemble.cut(connection)
             self.hung_up(connection)

@@ -116,7 +116,6 @@ class Server:
         world.after(delay, self._come_due)
 
     def catch_up(self) -> None:
-        """Applies all that it has heard of."""
         while self.applied < self._due and not self.lags:
             self._apply()
 
@@ -231,7 +230,6 @@ class Ensemble:
         self.world.after(self.delay(), partial(self._lead, partial(self._admit, epoch, connection)))
 
     def hear_of(self, connection: Connection) -> None:
-        """A client says that it lives."""
         session = self.sessions.get(connection.session)
         if session and connection.open and self.up:
             session.heard_at = self.world.now
@@ -320,12 +318,10 @@ class Ensemble:
             self.cut(connection)
 
     def leave(self, number: int) -> None:
-        """A client ends its session."""
         if session := self.sessions.get(number):
             self._lead(partial(self.expire, session))
 
     def expire(self, session: SessionState) -> None:
-        """Ends a session, whatever its client knows."""
         if session.over:
             return
         session.over = True
@@ -432,7 +428,6 @@ class Ensemble:
 
 
 def is_creation(request: Request) -> bool:
-    """Whether it makes a lease or a place."""
     return isinstance(request, Multi) or (isinstance(request, Create) and request.sequence)
 
 

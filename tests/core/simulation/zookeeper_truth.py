@@ -65,7 +65,6 @@ class Ledger:
         self._grants: dict[str, tuple[int, Grant]] = {}
 
     def committed(self, what: Writing, changes: Changes, client: Any) -> None:
-        """Hears of each transaction of the ensemble."""
         paths = [path.removeprefix(KEYS) for path in changes if path.startswith(KEYS)]
         for key in sorted({path.partition("/")[0] for path in paths}):
             self._moved(Transaction(key, what, client.name if client else ""), changes)
@@ -129,7 +128,6 @@ class Ledger:
 
 
 def owner_of(path: str) -> str:
-    """The owner of a lease or a place."""
     name = path.rpartition("/")[2]
     return name.removeprefix(LEASE) if name.startswith(LEASE) else places_in([name])[0].owner
 
