@@ -215,7 +215,6 @@ def foreign(): ...
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an application."""
     folder = tmp_path_factory.mktemp("shop")
     (folder / "cli_shop.py").write_text(SHOP)
     return folder
@@ -223,13 +222,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def shop(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command runs in that folder, and what it adds to the path is removed."""
     monkeypatch.syspath_prepend(folder)
     monkeypatch.chdir(folder)
 
 
 def checked(told, app: str, *request: str) -> dict[str, dict]:
-    """Return what is told of each place that locks."""
     return {each["what"]: each for each in told("check", f"cli_shop:{app}", *request)["locked"]}
 
 

@@ -21,12 +21,12 @@ from tests.servers.sentinel import SERVICE
 from tests.support.waiting import PATIENCE
 from weblock.cli import doctor
 from weblock.stores.file import checks as of_directories
-from weblock.stores.findings import Finding, Level, bytes_of, time_of
+from weblock.stores.findings import Finding, Level
 from weblock.stores.memcached import open_engine
 from weblock.stores.postgresql import diagnosis as of_postgresql
 from weblock.stores.postgresql.settings import parse as postgresql_settings
 from weblock.stores.redis.servers import Seen, of_clocks, of_server
-from weblock.stores.redis.settings import Address, Settings, parse
+from weblock.stores.redis.settings import Address, parse
 
 WELL = {
     "redis_version": "7.2.4",
@@ -43,7 +43,6 @@ WELL = {
 
 
 def found(facts: dict[str, str], url: str = "redis://x") -> dict[str, Finding]:
-    """What is found on a server that says this of itself, by its subject."""
     seen = Seen(Address("x", 1), WELL | facts, 0.001, 0.0, (0, True))
     return {each.subject: each for each in of_server(seen, parse(url))}
 
@@ -104,7 +103,6 @@ def test_clocks_are_compared(ahead: float, level: Level) -> None:
 
 
 def findings(told, *arguments: str) -> dict[str, dict[str, Any]]:
-    """What the doctor tells, by its subject."""
     return {each["subject"]: each for each in told("doctor", *arguments)["findings"]}
 
 
@@ -277,15 +275,6 @@ def test_too_few_descriptors_are_warned_of(monkeypatch) -> None:
     assert "4.0 KiB are free" in report["space"].text
 
 
-def test_memcached_that_may_evict_is_warned_of() -> None:
-    """A server without -M may throw leases away, also where that is accepted."""
-    with Memcached() as server:
-        engine = open_engine(server.url(allow_eviction="true"))
-        found = {each.subject: each for each in engine.diagnose()}
-    assert found["eviction"].level is Level.WARNING
-    assert "0 items" in found["eviction"].text
-
-
 @pytest.mark.parametrize(
     ("url", "code", "said"),
     [
@@ -313,18 +302,3 @@ def test_bench_measures_and_draws(run, told) -> None:
     assert 0 < facts["acquire"]["median"] <= facts["acquire"]["p99"]
     assert len(facts["fairness"]["counts"]) == 3
     assert 1 / 3 <= facts["fairness"]["jain"] <= 1
-
-
-def test_units_are_those_that_people_read() -> None:
-    """Sizes and times have one unit each."""
-    assert [bytes_of(n) for n in (5, 2048, 15 * 2**20, 5 * 2**40)] == [
-        *("5 B", "2.0 KiB", "15 MiB", "5120 GiB")
-    ]
-    assert [time_of(n) for n in (5, 180, 7200, 400000)] == ["5 s", "3 min", "2 h", "5 days"]
-
-
-def test_settings_of_a_url_without_options_are_safe() -> None:
-    """The doctor's silence means something: by default a server recovers, and may not evict."""
-    settings = Settings(parse("redis://x").deployment, ())
-    assert settings.recovery
-    assert not settings.allow_eviction

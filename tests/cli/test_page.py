@@ -41,7 +41,6 @@ def list_items(shop: int): ...
 
 
 def examples() -> Iterator[tuple[str, str]]:
-    """The commands of the page, each with its output."""
     for block in blocks_of(PAGE.read_text()):
         if block.language == "console":
             yield from re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE)
@@ -67,7 +66,6 @@ def normal(text: str) -> str:
 
 @pytest.fixture
 def url() -> str:
-    """A Redis that nobody has used."""
     return fresh_url()
 
 

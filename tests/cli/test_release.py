@@ -12,7 +12,6 @@ from weblock import Locks
 
 
 def holder_of(locks: Locks, key: str) -> str | None:
-    """The holder of the key, if there is one."""
     info = locks.inspect(key)
     return info.holder if info else None
 

@@ -19,13 +19,11 @@ SHELL = shutil.which("bash") or ""
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """An engine that processes share."""
     return f"file://{tmp_path}/locks?allow_container=true"
 
 
 @pytest.fixture
 def weblock(url: str) -> Program:
-    """The command line on that engine."""
     return Program(url)
 
 

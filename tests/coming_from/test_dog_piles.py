@@ -21,7 +21,6 @@ MANY = 20
 
 @pytest.fixture
 def page(shown):
-    """The section's code."""
     return shown("A lock made of `cache.add`")
 
 
@@ -40,13 +39,11 @@ class CountingCache(LocMemCache):
 
 @pytest.fixture
 def cache() -> CountingCache:
-    """A cache that is empty."""
     return CountingCache(uuid.uuid4().hex, {})
 
 
 @pytest.fixture
 def locks():
-    """Locks of a server."""
     with Locks.from_url(fresh_url()) as locks:
         yield locks
 
@@ -72,7 +69,6 @@ class Computing:
 
 
 def all_miss(get: Callable[[], Any], count: int = MANY) -> set[Any]:
-    """What as many threads get that ask at the same moment."""
     together = threading.Barrier(count)
 
     def one() -> Any:

@@ -15,7 +15,6 @@ KEY = "coming-from:import"
 
 @pytest.fixture
 def page(shown):
-    """The section's code."""
     return shown("A lock that its holder extends")
 
 

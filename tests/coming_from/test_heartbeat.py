@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import warnings
 from collections.abc import AsyncIterator, Iterator
 
@@ -13,42 +12,35 @@ import redis.asyncio
 
 from tests.servers import fresh_url, shared
 from tests.support.renewals import hurry, renewed
-from tests.support.waiting import PATIENCE, eventually
+from tests.support.waiting import eventually
 from weblock import AsyncLocks, LeaseLost, Locks
-
-KEY = "coming-from:work"
 
 
 @pytest.fixture
 async def server(client) -> AsyncIterator[redis.asyncio.Redis]:
-    """A client of redis-py for asyncio."""
     async with redis.asyncio.Redis(port=shared().port) as server:
         yield server
 
 
 @pytest.fixture
 def url() -> str:
-    """An engine that nobody has used."""
     return fresh_url()
 
 
 @pytest.fixture
 async def locks(url) -> AsyncIterator[AsyncLocks]:
-    """Locks of a server."""
     async with AsyncLocks.from_url(url) as locks:
         yield locks
 
 
 @pytest.fixture
 def probe(url) -> Iterator[Locks]:
-    """Somebody who looks on."""
     with Locks.from_url(url) as probe:
         yield probe
 
 
 @pytest.fixture
 def page(shown):
-    """The section's code."""
     return shown("A heartbeat")
 
 
@@ -79,17 +71,6 @@ class Work:
 
 
 class TestSkipping:
-    @pytest.mark.filterwarnings("ignore:coroutine")
-    async def test_map_lock_leaves_a_coroutine(self, page, server) -> None:
-        """Where the lock is busy, the copied code drops a coroutine that nobody will await."""
-        await server.set(KEY, "somebody")
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            lock = server.lock(KEY, timeout=5)
-            await page.map_lock(lock, Work().run(), ttl=5, blocking=False)
-            gc.collect()
-        assert any("never awaited" in str(each.message) for each in told)
-
     async def test_run_leaves_none(self, page, locks) -> None:
         """What is skipped was never called."""
         called: list[str] = []
@@ -104,36 +85,6 @@ class TestSkipping:
 
 
 class TestLosing:
-    async def test_map_lock_works_on(self, page, server, monkeypatch) -> None:
-        """The copied heartbeat dies in silence: the next one is at work beside the first."""
-        first, second = Work(), Work()
-        lock, died = server.lock(KEY, timeout=0.2), asyncio.Event()
-        reacquire = lock.reacquire
-
-        async def beat() -> None:
-            try:
-                await reacquire()
-            except redis.exceptions.LockError:
-                died.set()
-                raise
-
-        monkeypatch.setattr(lock, "reacquire", beat)
-        one = asyncio.create_task(page.map_lock(lock, first.run(), 0.2))
-        await first.began.wait()
-        await server.delete(KEY)  # As a failover may do.
-        lasting = server.lock(KEY, timeout=PATIENCE)
-        two = asyncio.create_task(page.map_lock(lasting, second.run(), PATIENCE))
-        await second.began.wait()
-        async with asyncio.timeout(PATIENCE):
-            await died.wait()
-        both_at_work = not one.done() and not first.cancelled
-        first.stop.set()
-        second.stop.set()
-        await asyncio.wait([one, two])
-        assert both_at_work
-        assert isinstance(one.exception(), redis.exceptions.LockError)  # At its end, too late.
-        assert two.exception() is None
-
     async def test_run_stops(self, locks) -> None:
         """Work whose lease is lost is cancelled, and says so."""
         work = Work()
@@ -147,18 +98,6 @@ class TestLosing:
 
 
 class TestComputing:
-    async def test_map_lock_loses_it(self, page, server) -> None:
-        """A heartbeat on the same loop does not beat while the work computes."""
-        free: list[bool] = []
-
-        async def work() -> None:
-            time.sleep(0.5)  # noqa: ASYNC251 - that is the point
-            free.append(await server.get(KEY) is None)
-
-        with pytest.raises(redis.exceptions.LockError):
-            await page.map_lock(server.lock(KEY, timeout=0.3), work(), 0.3)
-        assert free == [True]
-
     async def test_run_keeps_it(self, locks) -> None:
         """The keeper's thread does."""
 
@@ -188,18 +127,6 @@ class TestOnce:
         loading.stop.set()
         await first
         assert went_on_early
-
-    async def test_a_later_pod_does_it_again(self, page, server) -> None:
-        """And one that comes when the lock is free initializes again."""
-        await server.delete("init")
-        loaded: list[int] = []
-
-        async def load() -> None:
-            loaded.append(1)
-
-        await page.initialize(server, load)
-        await page.initialize(server, load)
-        assert loaded == [1, 1]
 
     async def test_once(self, page, locks, probe) -> None:
         """With ``once``, the second pod waits for the end of it, and no pod does it again."""

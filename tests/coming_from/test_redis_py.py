@@ -16,7 +16,6 @@ from weblock import Locks
 
 @pytest.fixture
 def page(shown):
-    """The section's code."""
     return shown("redis-py and django-redis")
 
 
@@ -38,7 +37,6 @@ class Section:
 
 
 def two(call: Callable[[], object]) -> None:
-    """Two threads make the call."""
     threads = [threading.Thread(target=call) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -15,7 +15,6 @@ KEY = "coming-from:item"
 
 @pytest.fixture
 def page(shown):
-    """The section's code."""
     return shown("A loop that retries")
 
 

@@ -34,7 +34,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
 
 
 async def answer(result: Any) -> Any:
-    """What a call of either twin came to."""
     return await result if inspect.isawaitable(result) else result
 
 
@@ -61,7 +60,6 @@ class Twin:
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    """A server on which nothing has to be waited for any more."""
     with redis.Redis(port=shared().port) as client, Locks.from_client(client) as locks:
         locks.acquire("first", wait=60).release()
     return shared().port
@@ -69,7 +67,6 @@ def port() -> int:
 
 @pytest.fixture(params=["blocking", "asyncio"])
 async def twin(request: pytest.FixtureRequest, port: int) -> AsyncIterator[Twin]:
-    """Both, one after the other."""
     if request.param == "blocking":
         with redis.Redis(port=port) as client:
             yield Twin(Lock, client)
@@ -82,20 +79,17 @@ async def twin(request: pytest.FixtureRequest, port: int) -> AsyncIterator[Twin]
 
 @pytest.fixture
 def foo() -> str:
-    """The name that redis-py's cases call ``foo``, of each test its own."""
     return f"foo:{uuid.uuid4().hex}"
 
 
 @pytest.fixture
 def stranger(port: int) -> Any:
-    """Locks of somebody else."""
     with redis.Redis(port=port) as client, Locks.from_client(client) as locks:
         yield locks
 
 
 @asynccontextmanager
 async def held_elsewhere(stranger: Locks, name: str) -> AsyncIterator[None]:
-    """Another thread has it."""
     lease = await asyncio.to_thread(stranger.acquire, name)
     yield
     await asyncio.to_thread(lease.release)

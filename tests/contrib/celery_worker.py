@@ -44,7 +44,6 @@ def section(_key, name):
     name="killed", lock="killed", ttl=2, on_busy="skip", acks_late=True, reject_on_worker_lost=True
 )
 def killed():
-    """Kills its process, the first time."""
     if begun("killed"):
         os.kill(os.getpid(), signal.SIGKILL)
     (FOLDER / "ended-killed").touch()

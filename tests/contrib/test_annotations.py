@@ -41,27 +41,11 @@ def test_only_one_function_reads_signatures() -> None:
 
 
 def serialized(function: Callable[..., str]) -> object:
-    """Call it as a function that runs under a lock."""
     with Locks.from_url("memory://") as locks:
         return locks.serialized("item:{item_id}")(function)("7")
 
 
-def cached(function: Callable[..., str]) -> object:
-    """Call it as one whose result is cached."""
-
-    class Forgetful:
-        def get(self, key: str) -> None:
-            return None
-
-        def set(self, key: str, value: Decimal, timeout: float) -> None:
-            pass
-
-    with Locks.from_url("memory://") as locks:
-        return locks.cached("item:{item_id}", expiry=1, cache=Forgetful())(function)("7")
-
-
 def in_flask(function: Callable[..., str]) -> object:
-    """Request it as a view that is its own key function."""
     app = Flask(__name__)
     with Locks.from_url("memory://") as locks:
         web = FlaskLocks(app, locks=locks)
@@ -70,7 +54,6 @@ def in_flask(function: Callable[..., str]) -> object:
 
 
 def in_celery(function: Callable[..., str]) -> object:
-    """Run it as a task that is its own key function."""
     app = Celery("annotated", broker="memory://", set_as_current=False)
     with Locks.from_url("memory://") as locks, closing(app):
         WebLock(app, locks)
@@ -79,7 +62,7 @@ def in_celery(function: Callable[..., str]) -> object:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated at once")
-@pytest.mark.parametrize("use", [serialized, cached, in_flask, in_celery])
+@pytest.mark.parametrize("use", [serialized, in_flask, in_celery])
 def test_a_name_for_type_checkers_is_never_looked_up(use: Callable[..., object]) -> None:
     """What is decorated, and a key function, may be annotated with a name that does not exist at run time."""
 

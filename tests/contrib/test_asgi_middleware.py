@@ -30,7 +30,6 @@ ITEMS = [Rule("/items", key="items")]
 
 
 async def answer(scope, receive, send):
-    """The smallest application."""
     await send(START)
     await send(BODY)
 
@@ -223,18 +222,15 @@ class TestWhatPassesThrough:
 
 
 def hello(request):
-    """An endpoint of Starlette's."""
     return PlainTextResponse("hello")
 
 
 @post("/items")
 async def create() -> str:
-    """An endpoint of Litestar's."""
     return "hello"
 
 
 def starlette(locks):
-    """The middleware inside."""
     return Starlette(
         routes=[Route("/items", hello, methods=["POST"])],
         middleware=[Middleware(LockMiddleware, locks=locks, rules=ITEMS)],
@@ -242,7 +238,6 @@ def starlette(locks):
 
 
 def fastapi(locks, root_path=""):
-    """The middleware inside."""
     app = FastAPI()
     app.root_path = root_path
     app.post("/items")(lambda: "hello")
@@ -251,7 +246,6 @@ def fastapi(locks, root_path=""):
 
 
 def fastapi_inside(locks, root_path=""):
-    """The middleware outside of the whole application."""
     app = FastAPI()
     app.root_path = root_path
     app.post("/items")(lambda: "hello")
@@ -259,7 +253,6 @@ def fastapi_inside(locks, root_path=""):
 
 
 def litestar(locks):
-    """The middleware inside, behind the router."""
     return Litestar(
         [create],
         middleware=[DefineMiddleware(LockMiddleware, locks=locks, rules=ITEMS)],
@@ -268,12 +261,10 @@ def litestar(locks):
 
 
 def litestar_inside(locks):
-    """The middleware outside of the whole application."""
     return LockMiddleware(Litestar([create], logging_config=None), locks, ITEMS)
 
 
 def mounted(locks):
-    """An application with its middleware inside another."""
     return Starlette(routes=[Mount("/api", app=starlette(locks))])
 
 

@@ -88,7 +88,6 @@ class TestLimits:
 
 
 def wired(exchange):
-    """What an application is called with."""
     return exchange.scope, exchange.receive, exchange.send
 
 

@@ -25,7 +25,6 @@ numbers = itertools.count()
 
 @pytest.fixture
 def locks(url):
-    """Locks of this test's own."""
     with Locks.from_url(url, wait=PATIENCE, label="worker") as locks:
         yield locks
 
@@ -41,14 +40,12 @@ def bare():
 
 @pytest.fixture
 def app(bare, locks):
-    """An application with locks."""
     WebLock(bare, locks)
     return bare
 
 
 @contextmanager
 def held(locks, *keys, **options):
-    """Somebody else holds the keys."""
     with ThreadPoolExecutor(1) as stranger:
         lease = stranger.submit(locks.acquire, *keys, **options).result()
         try:
@@ -58,18 +55,15 @@ def held(locks, *keys, **options):
 
 
 def keys_of(locks):
-    """What is held at this moment."""
     return [info.key for info in locks.list()]
 
 
 def lose(lease):
-    """Has a lease lost, in a way that its holder notices at once."""
     for holding in lease._holdings:
         holding.lose("taken")
 
 
 def key_of_number(number):
-    """A key that a function of the task's argument returns."""
     return f"pay:{number}"
 
 
@@ -80,7 +74,6 @@ class Plain(Task):
 
 
 def unlocked():
-    """What a task does."""
     return "ran without its lock"
 
 
@@ -93,13 +86,11 @@ def made_and_never_finalized(app):
 
 
 def made_late(app):
-    """A task that is defined when the application is finalized."""
     app.finalize()
     return app.task(base=Plain, lock="a")(unlocked)
 
 
 def made_shared(app):
-    """A task that ``shared_task`` gives to an application that is finalized."""
     app.finalize()
     name = f"shared-{app.main}"
     shared_task(name=name, base=Plain, lock=["a"])(unlocked)
@@ -107,13 +98,10 @@ def made_shared(app):
 
 
 def made_at_once(app):
-    """A task that is made where it is defined."""
     return app.task(base=Plain, lock=key_of_number, lazy=False)(unlocked)
 
 
 def registered(app):
-    """A task that is a class."""
-
     class Own(Task):
         name = "own"
         lock = "a"

@@ -129,7 +129,7 @@ def test_a_canvas_ends_with_a_task_that_is_skipped(app, canvas):
         pytest.skip("it is no part of a canvas, so its sender learns that it is a duplicate")
     make, expected = CANVASES[canvas]
     app.ran.clear()
-    assert make(*named(app)).apply_async().get(timeout=PATIENCE) == expected
+    assert make(*named(app)).apply_async().get(timeout=PATIENCE, interval=0.01) == expected
     assert set(app.ran) <= {"x"}
 
 
@@ -137,4 +137,4 @@ def test_an_error_callback_is_skipped(app):
     """The task that called it keeps its own error."""
     failing = app.signature("collect", args=("one", "too many"), link_error=[app.signature("part")])
     with pytest.raises(TypeError, match="positional"):
-        failing.apply_async().get(timeout=PATIENCE)
+        failing.apply_async().get(timeout=PATIENCE, interval=0.01)

@@ -23,7 +23,6 @@ BODY = {"type": "http.response.body", "body": b"done"}
 
 @pytest.fixture
 async def complaints():
-    """What the event loop complains of, which must be nothing."""
     complaints = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _loop, context: complaints.append(context))
@@ -32,7 +31,6 @@ async def complaints():
 
 
 async def turns(count):
-    """Lets the event loop turn so many times."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -429,5 +427,4 @@ class TestMiddlewareAround:
 
 
 def request_waits(exchange):
-    """Whether a request waits for a key."""
     return request_locks(exchange.scope)._client.waiter

@@ -41,8 +41,6 @@ class Cart(BaseModel):
 
 
 def no_lock_is_taken(locks, monkeypatch) -> None:
-    """From now on, a request that acquires fails the test."""
-
     async def fail(keys, *_how):
         pytest.fail(f"acquired {keys}")
 
@@ -129,23 +127,6 @@ class TestTemplates:
             "input": None,
         }
 
-    async def test_a_websocket_has_keys_too(self, app):
-        """Path and query fill in the key of a websocket."""
-        keys = []
-
-        @app.websocket("/{shop}")
-        async def talk(
-            socket: WebSocket, lease: Annotated[AsyncLease, Depends(lock("{shop}:{query.x}"))]
-        ) -> None:
-            keys.append(lease.key)
-            await socket.close()
-
-        exchange = Exchange(kind="websocket", path="/a")
-        exchange.scope["query_string"] = b"x=1"
-        exchange.says({"type": "websocket.connect"})
-        await exchange.served_by(app)
-        assert keys == ["a:1"]
-
     async def test_a_websocket_is_rejected_as_its_endpoint_rejects_it(self, app):
         """A value that does not convert closes the websocket with 1008, with or without a lock."""
 
@@ -224,21 +205,6 @@ class TestParameterModels:
             " Write a key function that declares it so",
         ):
             await started(app)
-
-    async def test_other_kinds_of_values_are_read(self, app):
-        """A model of the query is in the way of no key that is made of the path or of headers."""
-
-        @app.post("/{shop}")
-        async def change(
-            q: Annotated[Report, Query()],
-            shop: int,
-            lease: Annotated[AsyncLease, Depends(lock("{shop}:{header.x-year}"))],
-        ) -> str:
-            return lease.key
-
-        assert (await started(app)).last == "lifespan.shutdown.complete"
-        async with client_of(app, raises=True) as client:
-            assert (await client.post("/07", headers={"x-year": "9"})).json() == "7:9"
 
     @pytest.mark.parametrize("query", ["", "?year=2024", "?year=02024"])
     async def test_a_key_function_has_the_model(self, app, query):
@@ -325,24 +291,6 @@ class TestIncludedRouters:
         app.include_router(router, prefix="/carts/{cart_id}")
         async with client_of(app, raises=True) as client:
             assert (await client.post("/carts/07/lines")).json() == "cart:7"
-
-    async def test_its_dependencies_declare(self, app):
-        """A dependency that only ``include_router`` names converts, and has its default."""
-        router = APIRouter()
-
-        def year(year: int = 2024) -> int:
-            return year
-
-        @router.post("/")
-        async def change(lease: Annotated[AsyncLease, Depends(lock("{query.year}"))]) -> str:
-            return lease.key
-
-        inner = APIRouter()
-        inner.include_router(router, prefix="/inner", dependencies=[Depends(year)])
-        app.include_router(inner, prefix="/outer")
-        async with client_of(app, raises=True) as client:
-            assert (await client.post("/outer/inner/")).json() == "2024"
-            assert (await client.post("/outer/inner/?year=07")).json() == "7"
 
     async def test_an_optional_value_that_is_missing_has_a_key(self, app):
         """A request without it is valid to the endpoint, and its key is that of no value."""
@@ -484,7 +432,6 @@ class TestFunctions:
 
 
 async def started(app: FastAPI) -> Exchange:
-    """What the server is told of the application's start."""
     lifespan = Exchange(kind="lifespan")
     lifespan.says({"type": "lifespan.startup"})
     lifespan.says({"type": "lifespan.shutdown"})
@@ -657,7 +604,6 @@ def declares(kind, *default):
 
 
 def named(name: str, dependency):
-    """The dependency, as one of that name."""
     dependency.__qualname__ = name
     return Depends(dependency)
 
@@ -820,16 +766,3 @@ class TestSeveralDeclarations:
         async with client_of(app, raises=True) as client:
             with pytest.raises(ConfigurationError, match="needs 'item', which the path does not"):
                 await client.post("/7")
-
-    async def test_a_route_that_is_added_later_is_refused_by_its_requests(self, app):
-        """A request that nothing has checked gets an error, and not a key that its work may not use."""
-        assert (await started(app)).last == "lifespan.shutdown.complete"
-
-        @app.post("/{value}", dependencies=[Depends(declares(str)), Depends(lock("{value}"))])
-        async def change(value: int) -> None:
-            pytest.fail("the handler ran")
-
-        async with client_of(app, raises=True) as client:
-            for _ in range(2):
-                with pytest.raises(ConfigurationError, match="cannot tell which"):
-                    await client.post("/7")

@@ -53,17 +53,14 @@ class Sessions:
 
 @pytest.fixture
 def sessions() -> Sessions:
-    """What becomes of the sessions of a request."""
     return Sessions()
 
 
 async def pass_on(request: Request, call_next: Any) -> Any:
-    """A ``BaseHTTPMiddleware`` that does nothing."""
     return await call_next(request)
 
 
 def lost(answer: httpx.Response) -> bool:
-    """Whether it is the problem, and promises nothing."""
     return answer.status_code == 503 and answer.json()["code"] == "lease_lost"
 
 

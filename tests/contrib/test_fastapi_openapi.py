@@ -17,7 +17,6 @@ KIND = "application/problem+json"
 
 
 def responses(app: FastAPI, path: str, method: str = "post") -> dict:
-    """What an operation may answer."""
     return app.openapi()["paths"][path][method]["responses"]
 
 

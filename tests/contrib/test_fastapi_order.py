@@ -32,7 +32,6 @@ in_every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: ", ".join(wa
 def application(
     shop: Shop, one_at_a_time: Any, *, session: str, scope: str, order: str, endpoint: str = "def"
 ) -> FastAPI:
-    """The bounded "create item", put together in one of the ways that it can be."""
     app = FastAPI()
     sessions = shop.sync_session if session == "sync" else shop.async_session
     session_of_request = Annotated[Any, Depends(sessions, scope=scope)]
@@ -67,7 +66,6 @@ def application(
 
 
 async def create_items(app: FastAPI) -> list[int]:
-    """The sorted statuses of concurrent requests."""
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://shop", timeout=60) as client:
         answers = await asyncio.gather(*(client.post("/items") for _ in range(REQUESTS)))

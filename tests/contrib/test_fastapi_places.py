@@ -31,7 +31,6 @@ Held = Annotated[AsyncLease, Depends(lock("x"))]
 
 
 async def answer_while_held(app: FastAPI, locks: AsyncLocks, path: str) -> str:
-    """What a request is answered that has to wait until "x" is released."""
     async with client_of(app, raises=True) as client:
         async with locks.hold("x"):
             request = asyncio.create_task(client.post(path))
@@ -44,12 +43,10 @@ async def answer_while_held(app: FastAPI, locks: AsyncLocks, path: str) -> str:
 
 
 def depends_def(lease: Held) -> str:
-    """A dependency in a thread."""
     return lease.key
 
 
 async def depends_async(key: Annotated[str, Depends(depends_def)]) -> str:
-    """One that depends on it."""
     return key
 
 
@@ -61,7 +58,6 @@ class DependsClass:
 
 
 async def security(scopes: SecurityScopes, key: Annotated[str, Depends(depends_def)]) -> str:
-    """One that is told its scopes."""
     return f"{key} for {scopes.scope_str}"
 
 
@@ -202,11 +198,9 @@ class TestEveryRequestIsProtected:
 
     @pytest.fixture
     def work(self):
-        """What an endpoint does inside the lock, which the test lets it end."""
         return Work()
 
     async def cancelled_inside(self, app: FastAPI, locks: AsyncLocks, work: Work) -> None:
-        """Cancels the first request while it works, and sees it end inside its lock."""
         served = Exchange(path="/items").served_by(app)
         await work.begun.wait()
         served.cancel()
@@ -227,27 +221,6 @@ class TestEveryRequestIsProtected:
             await request_locks(request.scope).acquire("x")
             await work()
 
-        await self.cancelled_inside(app, locks, work)
-
-    async def test_where_the_route_came_after_the_start(self, app, locks, work):
-        """It was not there when the routes were looked at."""
-        app.post("/plain")(nothing)
-        await Exchange(path="/plain").served_by(app)
-
-        @app.post("/items", dependencies=[Depends(lock("x"))])
-        async def create() -> None:
-            await work()
-
-        await self.cancelled_inside(app, locks, work)
-
-    async def test_where_an_override_locks(self, app, locks, work):
-        """``dependency_overrides`` take the place of what did not lock."""
-
-        @app.post("/items", dependencies=[Depends(nothing)])
-        async def create() -> None:
-            await work()
-
-        app.dependency_overrides[nothing] = lock("x")
         await self.cancelled_inside(app, locks, work)
 
 

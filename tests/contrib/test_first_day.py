@@ -29,7 +29,6 @@ class Client:
 
 
 def route(**options):
-    """An application with an endpoint."""
     FastAPI().post("/items", **options)(nothing)
 
 
@@ -220,7 +219,6 @@ Held = Annotated[RequestLease, Depends(lock("x"))]
 
 
 async def answer(app: FastAPI, locks: AsyncLocks) -> object:
-    """What its one endpoint answers."""
     install(app, locks)
     async with client_of(app, raises=True) as client:
         response = await client.post("/")

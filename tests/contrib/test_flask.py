@@ -24,7 +24,6 @@ from . import losing
 
 @pytest.fixture
 def locks(url):
-    """Locks of this test's own."""
     with Locks.from_url(url, wait=PATIENCE) as locks:
         yield locks
 
@@ -37,19 +36,16 @@ def web(locks):
 
 @pytest.fixture
 def app(web):
-    """An application with it, whose errors are answered as they are in production."""
     app = Flask(__name__)
     web.init_app(app)
     return app
 
 
 def keys_of(locks):
-    """What is held at this moment."""
     return [info.key for info in locks.list()]
 
 
 def is_free(locks, key):
-    """Whether a key can be had at once, by somebody else."""
     with ThreadPoolExecutor(1) as stranger:
         lease = stranger.submit(locks.try_acquire, key).result()
         if lease:
@@ -58,12 +54,10 @@ def is_free(locks, key):
 
 
 def innermost_function(thread):
-    """The name of the function that a thread is in."""
     return sys._current_frames()[thread].f_code.co_name
 
 
 def lose(locks, lease):
-    """Takes a lease away, in a way that its holder notices at once."""
     locks.force_release(lease.key)
     losing.lose(lease)
 
@@ -165,7 +159,6 @@ class TestViews:
 class TestAnswers:
     @pytest.fixture
     def busy(self, app, web, locks):
-        """What a client is answered whose key is busy."""
         blueprint = Blueprint("shop", __name__)
         blueprint.get("/blue")(web.lock("x", wait=0)(lambda: "done"))
         app.add_url_rule("/", view_func=web.lock("x", wait=0)(lambda: "done"))
@@ -306,7 +299,6 @@ def project(tmp_path):
 
 @pytest.fixture
 def shop(project):
-    """Its shop."""
     shop = Shop(project)
     yield shop
     with project.app_context():

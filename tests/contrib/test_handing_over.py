@@ -9,7 +9,7 @@ from fastapi import Depends, FastAPI
 from flask import Flask
 
 from tests.support.http import client_of
-from weblock import AsyncLease, AsyncLocks, Lease, LeaseLost, Locks
+from weblock import AsyncLease, AsyncLocks, Lease, Locks
 from weblock.contrib.fastapi import install, lock
 from weblock.contrib.flask import WebLock, lease_of
 
@@ -21,7 +21,6 @@ LARGE = 2 * 1024 * 1024
 
 @pytest.fixture
 def url() -> str:
-    """An engine of this test's own."""
     return f"memory://handing-over-{next(_numbers)}"
 
 
@@ -76,12 +75,3 @@ def test_flask(url: str, size: int) -> None:
         response = app.test_client().post("/items")
         assert (response.status_code, len(response.data)) == (202, size)
         works_off(url, *tokens)
-
-
-async def test_what_commits_after_it_is_refused(url: str) -> None:
-    """The lease of a request that was handed over passes no check before a COMMIT, and says why."""
-    async with AsyncLocks.from_url(url) as locks:
-        lease = await locks.acquire("x")
-        await lease.hand_over()
-        with pytest.raises(LeaseLost, match=r"commit before hand_over\(\)"):
-            lease.check()

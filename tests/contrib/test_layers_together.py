@@ -32,7 +32,6 @@ def _keys_of(url: str, namespace: str) -> list[str]:
 
 
 def _add_layers(app: FastAPI, url: str, *, rule_is_outside: bool) -> None:
-    """Add a rule and ``install``, each with locks of its own."""
     if rule_is_outside:
         install(app, url, namespace="shop")
     rules = AsyncLocks.from_url(url, namespace="rules")

@@ -35,7 +35,6 @@ QUIET: dict[str, Any] = {"logging_config": None, "openapi_config": None}
 
 @post("/{shop:int}/items", guards=[lock("shop:{shop}", wait=0)])
 async def create(request: Request[Any, Any, Any]) -> str:
-    """Return the key that it holds."""
     return lease_of(request).key
 
 
@@ -46,12 +45,10 @@ async def look(request: Request[Any, Any, Any]) -> str:
 
 
 def application(locks, *handlers, **given):
-    """An application with these locks."""
     return LockedLitestar(handlers or [create], locks=locks, **QUIET, **given)
 
 
 async def ask(app: Any, path: str = "/7/items", **more: Any) -> httpx.Response:
-    """Send one request."""
     async with client_of(app) as client:
         return await client.post(path, **more)
 

@@ -68,14 +68,12 @@ class Telemetry:
         ]
 
     def value(self, name: str, **attributes: str) -> Any:
-        """The sum of a metric's points that have these attributes."""
         wanted = {f"weblock.{key}": value for key, value in attributes.items()}
         return sum(value for found, value in self.points(name) if wanted.items() <= found.items())
 
 
 @pytest.fixture
 def sdk() -> Iterator[Telemetry]:
-    """OpenTelemetry's SDK."""
     sdk = Telemetry()
     yield sdk
     sdk.meter_provider.shutdown()
@@ -84,19 +82,16 @@ def sdk() -> Iterator[Telemetry]:
 
 @pytest.fixture
 def url() -> str:
-    """An engine of the test's own."""
     return f"memory://{uuid.uuid4().hex}"
 
 
 @pytest.fixture
 def locks(url: str, sdk: Telemetry) -> Iterator[Locks]:
-    """Locks that are instrumented."""
     with Locks.from_url(url, namespace="shop", observers=[observer(**sdk.providers)]) as locks:
         yield locks
 
 
 def in_thread(work: Callable[[], object]) -> threading.Thread:
-    """Work that somebody else does."""
     thread = threading.Thread(target=work)
     thread.start()
     return thread
@@ -154,7 +149,6 @@ def test_waiters_are_counted_while_they_wait(locks: Locks, sdk: Telemetry) -> No
 
 
 def in_vain(locks: Locks) -> None:
-    """Waits for a key that another has, as another thread does."""
     failures: list[BaseException] = []
 
     def wait() -> None:
@@ -376,7 +370,6 @@ print(generate_latest(REGISTRY).decode())
 
 @pytest.fixture(scope="module")
 def exported() -> str:
-    """What Prometheus' exporter says of locks."""
     done = subprocess.run(
         [sys.executable, "-c", EXPORTED], capture_output=True, text=True, check=True
     )

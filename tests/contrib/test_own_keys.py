@@ -15,7 +15,6 @@ from weblock.contrib.fastapi import install, lock
 
 @pytest.fixture
 async def blocking(url, locks):
-    """The blocking face of the same engine."""
     with Locks.from_url(url, wait=30) as blocking:
         yield blocking
 

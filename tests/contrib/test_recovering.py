@@ -19,7 +19,6 @@ from .wire import Exchange
 
 
 def locked() -> FastAPI:
-    """An application whose engine recovers whenever somebody locks."""
     app = FastAPI()
     install(app, AsyncLocks.from_url("memory://"))
 
@@ -31,7 +30,6 @@ def locked() -> FastAPI:
 
 
 async def posted(app: FastAPI) -> httpx.Response:
-    """The answer to a request that locks."""
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         return await client.post("/items")

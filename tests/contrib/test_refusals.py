@@ -23,14 +23,11 @@ RULES = [Rule("/items", key="x", wait=0)]
 
 
 async def answer(scope, receive, send):
-    """The smallest application."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"done"})
 
 
 def ruled(locks: AsyncLocks, work: Callable[[], Any]) -> LockMiddleware:
-    """An application behind rules."""
-
     async def app(scope, receive, send):
         await work()
         await answer(scope, receive, send)
@@ -39,7 +36,6 @@ def ruled(locks: AsyncLocks, work: Callable[[], Any]) -> LockMiddleware:
 
 
 def depending(locks: AsyncLocks, work: Callable[[], Any]) -> FastAPI:
-    """An application of FastAPI."""
     app = FastAPI()
     install(app, locks)
 
@@ -55,18 +51,15 @@ async def nothing() -> None:
 
 
 def in_other_words(problem, error):
-    """The problem with another status, another header, and the key."""
     headers = {**problem.headers, "X-Busy": "yes"}
     return replace(problem, status=423, headers=headers, more={"key": error.key})
 
 
 def by_wsgi(url):
-    """An application behind rules of WSGI."""
     return WsgiLockMiddleware(plain, url, RULES, rewrite=in_other_words)
 
 
 def by_flask(url):
-    """An application of Flask, whose settings have the function."""
     app = Flask(__name__)
     app.config["WEBLOCK_REWRITE"] = in_other_words
     app.post("/items")(WebLock(app, url).lock("x", wait=0)(lambda: "done"))

@@ -40,7 +40,6 @@ def app(locks, shop):
 
 
 async def add_async(shop: Shop, session: Session) -> None:
-    """Add an item if there is room."""
     await request_locks().acquire("items")
     if not shop.has_room():
         raise HTTPException(422)
@@ -48,7 +47,6 @@ async def add_async(shop: Shop, session: Session) -> None:
 
 
 def add(shop: Shop, session: Session) -> None:
-    """Add an item if there is room, in a thread."""
     lease = request_locks().acquire("items")
     assert lease.held
     if not shop.has_room():

@@ -19,7 +19,6 @@ HEADERS = {
 
 
 def key(text, *, path=(), query=""):
-    """The key that a request makes of a template."""
     template = KeyTemplate.parse(text)
     values = request_values(
         template, path=dict(path), query=query, headers=lambda name: HEADERS.get(name, [])

@@ -23,7 +23,6 @@ NEVER = 60.0
 
 
 def locked(locks, *, hold_back=NEVER):
-    """An application every endpoint of which holds "x"."""
     app = FastAPI(dependencies=[Depends(lock("x"))])
     install(app, locks, hold_back=hold_back)
     return app
@@ -153,7 +152,6 @@ async def test_a_request_without_a_lock_is_passed_on_message_by_message(locks):
 
 @pytest.fixture
 def no_collections():
-    """Nothing that is left in a cycle is freed."""
     gc.collect()
     gc.disable()
     yield
@@ -161,7 +159,6 @@ def no_collections():
 
 
 def of_requests():
-    """How many objects of requests there are."""
     kinds = (AsyncRequestLocks, Inbox, Outbox)
     return sum(type(each) in kinds for each in gc.get_objects())
 

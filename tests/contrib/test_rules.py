@@ -470,7 +470,6 @@ class TestOtherSpellings:
 
 
 def steps_for(regex, path):
-    """The steps that a match takes, by a counter that finds just what ``re`` finds."""
     end, steps = StepCounter(regex).match(path)
     found = regex.match(path)
     assert end == (None if found is None else found.end())
@@ -498,7 +497,6 @@ class CountedRegex:
         self._regex, self.steps = regex, 0
 
     def fullmatch(self, path):
-        """As ``re`` does."""
         self.steps += steps_for(self._regex, path)
         return self._regex.fullmatch(path)
 

@@ -48,7 +48,6 @@ NOISE = ["/", "//", "\n", " ", "_", "+", "0", "/."]
 
 
 def spelling(rng: random.Random) -> tuple[str, str]:
-    """A path that leads to one of the routes, or nearly, and a root path."""
     values = rng.choice([NUMBERS, NUMBERS + FLOATS, UUIDS, TEXTS])
     path = re.sub(r"\{\w+:\w+\}", lambda _: rng.choice(values), rng.choice(ROUTES))
     for _ in range(rng.choice([0, 0, 1, 1, 2])):
@@ -64,14 +63,11 @@ def spelling(rng: random.Random) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def reached() -> list[tuple[int, dict[str, object]]]:
-    """The route that the last request has reached, and its parameters."""
     return []
 
 
 @pytest.fixture(scope="module")
 def app(reached: list[tuple[int, dict[str, object]]]) -> Litestar:
-    """An application whose routes tell that they were reached."""
-
     def handler(number: int, path: str) -> object:
         @route(path, http_method=["POST"])
         async def reach(request: Request) -> None:

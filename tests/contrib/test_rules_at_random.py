@@ -33,7 +33,6 @@ UUID = "0123abcd-0123-0123-0123-0123456789ab"
 
 @st.composite
 def templates(draw):
-    """Paths in Starlette's syntax, of which ours refuses the slow ones."""
     path, names = "", iter("abcdef")
     for _ in range(draw(st.integers(1, 3))):
         segment = draw(literal)
@@ -45,7 +44,6 @@ def templates(draw):
 
 @st.composite
 def paths(draw, template):
-    """A path that the template matches, or nearly."""
     _, form, converters = compile_path(template)
     values = {"IntegerConvertor": ["7", "007"], "FloatConvertor": ["7", "1.50", "1.5.5"]}
     for name, converter in converters.items():
@@ -93,8 +91,6 @@ class Endpoint:
 
 
 def reached(app, scope):
-    """The endpoint that a request reaches, and its parameters."""
-
     async def ignore(message):
         pass
 
@@ -193,7 +189,6 @@ class Site:
 
     @staticmethod
     def route(rng, number):
-        """The path of a route, the path of its rule, and the types of its parameters."""
         template, rule, kinds = "", "", {}
         for place in range(rng.randint(1, 3)):
             literal = rng.choice(LITERALS)
@@ -212,7 +207,6 @@ class Site:
         return template, rule, kinds
 
     def spelling(self, rng):
-        """A path that leads to one of the rules, or nearly."""
         rule = rng.choice(list(self.rules))
         path = re.sub(
             r"\{\w+:?(\w*)\}",
@@ -227,7 +221,6 @@ class Site:
         return path.removesuffix("/") + rng.choice(ENDS)
 
     def reached(self, path, root_path):
-        """The route whose handler would run, and the values that it would be given."""
         scope = {"type": "http", "method": "POST", "path": path, "root_path": root_path}
         scope |= {"headers": [], "query_string": b"", "scheme": "http", "server": ("x", 80)}
         endpoint = reached(self.router, scope)
@@ -328,7 +321,6 @@ def test_a_plain_path_is_decided_as_every_other(method, path):
 
 
 def outcome(find):
-    """What a way of matching finds, or that it refuses the path."""
     try:
         return find()
     except StrangePath:

@@ -31,7 +31,6 @@ TRICKLE = 0.01
 
 
 def with_body(*, chunked=False, version="1.1", path="/items"):
-    """A request whose body is on its way."""
     exchange = Exchange(path=path, body=None)
     exchange.scope["http_version"] = version
     field = (b"transfer-encoding", b"chunked") if chunked else (b"content-length", b"100000")
@@ -40,19 +39,16 @@ def with_body(*, chunked=False, version="1.1", path="/items"):
 
 
 def part(body=b"-", *, more=True):
-    """A part of a body."""
     return {"type": "http.request", "body": body, "more_body": more}
 
 
 async def trickle(exchange):
-    """Send bytes until the exchange is answered."""
     while not exchange.complete:
         exchange.says(part())
         await asyncio.sleep(TRICKLE)
 
 
 async def reads_all(scope, receive, send):
-    """An application that reads its whole body, and answers with its length."""
     size, more = 0, True
     while more:
         message = await receive()
@@ -63,8 +59,6 @@ async def reads_all(scope, receive, send):
 
 
 def locked(app):
-    """The application, which acquires a key before it does anything."""
-
     async def locks_first(scope, receive, send):
         await request_locks(scope).acquire("x", wait=0)
         await app(scope, receive, send)
@@ -234,7 +228,6 @@ class SlowInput(io.BytesIO):
 
 
 def flask_app(probe, **options):
-    """A Flask application, whose view locks and then reads its body."""
     app = Flask(__name__)
     weblock = WebLock(app, probe, **options)
 
@@ -247,8 +240,6 @@ def flask_app(probe, **options):
 
 
 def ruled_app(probe, **options):
-    """An application that reads its body, behind a rule."""
-
     def app(environ, start_response):
         body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
         start_response("200 OK", [])

@@ -49,7 +49,6 @@ class Item(Base):
 
 @pytest.fixture
 def engine(server):
-    """A database of this test's own, with an empty table."""
     engine = create_engine(server.url(driver="psycopg"))
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
@@ -67,7 +66,6 @@ async def async_engine(request, server, engine):
 
 @pytest.fixture
 def lease(url):
-    """A lease of the blocking face."""
     with Locks.from_url(url) as locks:
         lease = locks.acquire("x")
         yield lease
@@ -86,7 +84,6 @@ def its_commit_is_refused(session) -> None:
 
 
 def items(engine: Engine) -> int:
-    """How many have been committed."""
     with Session(engine) as session:
         return session.scalar(select(func.count(Item.id))) or 0
 
@@ -197,7 +194,6 @@ SYNC = pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"
 
 @pytest.fixture
 def fenced(engine):
-    """The database, with the table of fences."""
     metadata = MetaData()
     fence_table(metadata)
     metadata.drop_all(engine)
@@ -207,8 +203,6 @@ def fenced(engine):
 
 @pytest.fixture
 def follow(blocking, fenced):
-    """Has the lease given to another, which adds an item and commits."""
-
     def follow():
         assert blocking.force_release("x")
         with ThreadPoolExecutor(1) as pool:
@@ -218,7 +212,6 @@ def follow(blocking, fenced):
 
 
 def add(locks, engine):
-    """Add an item under the lock, and commit."""
     with locks.hold("x") as lease, Session(engine) as session:
         guard(session, lease, fence=True)
         session.add(Item())
@@ -227,7 +220,6 @@ def add(locks, engine):
 
 @pytest.fixture
 def blocking(url):
-    """The blocking face."""
     with Locks.from_url(url) as locks:
         yield locks
 
@@ -244,13 +236,11 @@ def followed(blocking):
 
 
 def fences(engine):
-    """What stands in the table of fences."""
     with Session(engine) as session:
         return [*session.scalars(text(f"SELECT fence FROM {TABLE}"))]
 
 
 def tables_asked(engine, work):
-    """Whether each statement that a piece of work sends is one of the guard's."""
     sent = []
 
     def note(_connection, _cursor, statement, *_more):
@@ -337,19 +327,6 @@ class TestTheDatabaseAsReferee:
                 with pytest.raises(ConfigurationError, match="ends the transaction by itself"):
                     session.execute(text(each))
         assert items(fenced) == 0
-
-    def test_a_refused_commit_leaves_nothing_in_the_pool(self, fenced, followed, follow):
-        """The next user of the connection commits nothing of what was refused, even without a rollback()."""
-        with Session(fenced) as session:
-            guard(session, followed, fence=True)
-            session.scalar(select(func.count(Item.id)))
-            follow()
-            session.add(Item())
-            with pytest.raises(StaleFence):
-                session.commit()
-        with fenced.begin() as connection:
-            assert connection.scalar(select(func.count(Item.id))) == 1
-        assert items(fenced) == 1
 
     def test_a_connection_that_breaks_at_the_check_says_so(self, fenced, lease):
         """The error is the driver's, not one about what became of the transaction."""
@@ -623,13 +600,11 @@ class TestTheDatabaseAsReferee:
 
 
 def in_a_savepoint(session):
-    """Write an item in a block of its own."""
     with session.begin_nested():
         session.add(Item())
 
 
 def by_sql(statement):
-    """Return what executes a statement."""
     return lambda session: session.execute(text(statement))
 
 

@@ -29,19 +29,16 @@ STREAM = {"accept": "text/event-stream"}
 
 @pytest.fixture
 def url() -> str:
-    """An engine of this test's own."""
     return f"memory://status-{next(_numbers)}"
 
 
 @pytest.fixture
 def locks(url: str) -> Iterator[Locks]:
-    """The locks that are looked at."""
     with Locks.from_url(url) as locks:
         yield locks
 
 
 async def told(app: Any) -> dict[str, Any]:
-    """What the page tells programs."""
     async with client_of(app) as client:
         found: dict[str, Any] = (await client.get("/")).json()
         return found

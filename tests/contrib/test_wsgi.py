@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from wsgiref.util import FileWrapper
 from wsgiref.validate import validator
 
-import bottle
 import pytest
 
 from tests.servers.single import free_port
@@ -40,18 +39,15 @@ HEAD = [("Content-Type", "text/plain")]
 
 @pytest.fixture
 def locks(url):
-    """Locks of this test's own."""
     with Locks.from_url(url, wait=PATIENCE) as locks:
         yield locks
 
 
 def served(app, locks, rules=ITEMS, **options):
-    """The response of a locked application to one request."""
     return Gateway(LockMiddleware(validator(app), locks, rules), **options).serve()
 
 
 def is_free(locks, key="items"):
-    """Whether a key can be had at once, by somebody else."""
     with ThreadPoolExecutor(1) as stranger:
         lease = stranger.submit(locks.try_acquire, key).result()
         if lease:
@@ -81,7 +77,6 @@ class Body:
 
 
 def exc_info():
-    """What ``sys.exc_info`` returns where an error is handled."""
     try:
         raise OSError("disk")
     except OSError:
@@ -89,8 +84,6 @@ def exc_info():
 
 
 def answering(body, status="200 OK"):
-    """An application that returns this body."""
-
     def app(environ, start_response):
         start_response(status, HEAD)
         return body
@@ -374,17 +367,6 @@ class TestStartResponse:
             served(app, locks)
         assert is_free(locks)
 
-    def test_twice_without_a_reason(self, locks):
-        """It is the application's mistake, and is said."""
-
-        def app(environ, start_response):
-            start_response("200 OK", HEAD)
-            start_response("201 Created", HEAD)
-
-        with pytest.raises(AssertionError, match="second time"):
-            Gateway(LockMiddleware(app, locks, ITEMS)).begin()
-        assert is_free(locks)
-
     def test_never(self, locks):
         """The server sees that it was not called."""
         gateway = Gateway(LockMiddleware(lambda *given: [b"x"], locks, ITEMS))
@@ -456,8 +438,6 @@ class TestWrite:
 class TestALostLease:
     @pytest.fixture
     def lose(self, locks):
-        """Takes the key away, in a way that its holder notices at once."""
-
         def lose(environ):
             locks.force_release("items")
             losing.lose(request_locks(environ).leases[0])
@@ -509,7 +489,6 @@ class TestTheClient:
 
     @pytest.fixture(params=[*clients.SOCKETS, "waitress.client_disconnected", "uwsgi"])
     def client(self, request, monkeypatch):
-        """A client, and what its server says of it."""
         ours, theirs = socket.socketpair()
         theirs.sendall(b"more that nobody has read")
         shown = gone.is_set if (gone := _Gone(theirs)) and "waitress" in request.param else ours
@@ -657,14 +636,3 @@ class TestFrameworks:
             config.add_route("item", "/items/{item_id}")
             config.add_view(view, route_name="item")
             self.check(config.make_wsgi_app(), locks)
-
-    def test_bottle(self, locks):
-        """A callback of a route."""
-        app = bottle.Bottle()
-
-        @app.post("/items/<item_id:int>")
-        def callback(item_id):
-            assert item_id == 7
-            return locks.list()[0].key
-
-        self.check(app, locks)

@@ -42,7 +42,6 @@ raw_path = st.lists(piece, max_size=7).map(lambda pieces: b"/" + b"".join(pieces
 
 @st.composite
 def near_misses(draw):
-    """A path that a template matches, with a change somewhere."""
     path = draw(st.sampled_from(TEMPLATES)).encode()
     for kind in (b"{a:int}", b"{b:int}", b"{a:float}", b"{a:path}", b"{a}", b"{b}"):
         path = path.replace(
@@ -53,7 +52,6 @@ def near_misses(draw):
 
 
 def rules_of(templates):
-    """Rules for just these paths, each with keys of its own."""
     found = []
     for number, template in enumerate(templates):
         names = re.findall(r"\{(\w+)", template)
@@ -83,7 +81,6 @@ def _werkzeug_place(found):
 
 
 def bottles(templates, environ):
-    """What Bottle reaches."""
     router = bottle.Router()
     for number, template in enumerate(templates):
         router.add(re.sub(r"\{(\w+:?\w*)\}", r"<\1>", template), "POST", number)

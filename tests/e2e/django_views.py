@@ -17,7 +17,6 @@ BOUND = 3
 
 
 def create(request: HttpRequest) -> HttpResponse:
-    """Adds an item while there is room."""
     if Item.objects.count() >= BOUND:
         return HttpResponse(status=422)
     Item.objects.create()
@@ -26,7 +25,6 @@ def create(request: HttpRequest) -> HttpResponse:
 
 @lock("create_item", ttl=1)
 def linger(request: HttpRequest) -> HttpResponse:
-    """Adds an item, and takes its time before it commits."""
     signs = Path(settings.SIGNS)
     Item.objects.create()
     (signs / "inside").write_text(str(os.getpid()))

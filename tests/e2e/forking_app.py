@@ -25,7 +25,6 @@ with locks.hold("counter"):
 
 
 def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Serves the function that the path names."""
     answer = {
         "/count": count,
         "/engine": lambda: locks.engine,
@@ -39,7 +38,6 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
 
 
 def count() -> list[int]:
-    """Adds one to the counter, inside its lock, in a way that loses what overlaps."""
     with locks.hold("counter") as held:
         before = int(counter.read_text())
         time.sleep(0.001)
@@ -49,14 +47,12 @@ def count() -> list[int]:
 
 
 def renewed() -> float:
-    """Holds a key for three times its ttl."""
     with locks.hold("renewed", ttl=1) as held:
         time.sleep(3)
         return held.remaining()
 
 
 def lease() -> list[Any]:
-    """What a worker sees of the lease that its master acquired, and does to it."""
     seen: list[Any] = [of_master.held, of_master.remaining()]
     for use in (of_master.check, lambda: of_master.extend(1), of_master.release):
         try:
@@ -67,5 +63,4 @@ def lease() -> list[Any]:
 
 
 def locked() -> bool:
-    """Whether the key of the master is still its own."""
     return locks.try_acquire("of the master") is None

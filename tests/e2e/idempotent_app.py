@@ -39,7 +39,6 @@ answer_table(Base.metadata)
 
 
 def die_at(step: str) -> None:
-    """Kill this worker, as the kernel does when memory is short."""
     try:
         (FOLDER / step).unlink()
     except FileNotFoundError:
@@ -48,18 +47,15 @@ def die_at(step: str) -> None:
 
 
 def user(x_user: Annotated[str, Header()]) -> str:
-    """Return the caller."""
     return x_user
 
 
 def get_session() -> Any:
-    """Give a session that the endpoint commits."""
     with Session(engine) as session:
         yield session
 
 
 async def get_async_session() -> Any:
-    """Give a session that the endpoint commits."""
     async with AsyncSession(async_engine) as session:
         yield session
 
@@ -88,8 +84,6 @@ class Dying:
         self.app, self.outermost = app, outermost
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve a request."""
-
         async def send_or_die(message: Any) -> None:
             if message["type"] == "http.response.start" and not self.outermost:
                 die_at("response")

@@ -61,7 +61,6 @@ databases = itertools.count()
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
-    """The server of the databases."""
     with Postgres() as server:
         yield server
 
@@ -111,7 +110,6 @@ class Site:
         return f"http://127.0.0.1:{self.ports[0]}/{path}"
 
     def post(self, path: str, count: int) -> Counter[int]:
-        """How often each status came, of so many requests at once."""
         return asyncio.run(self._post(path, count))
 
     async def _post(self, path: str, count: int) -> Counter[int]:
@@ -154,7 +152,6 @@ def site(
 
 
 def served_by(*kinds: str) -> pytest.MarkDecorator:
-    """One case for each of these kinds of server."""
     return pytest.mark.parametrize("site", kinds, indirect=True, scope="module")
 
 

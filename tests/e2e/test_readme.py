@@ -27,7 +27,6 @@ START = "import os, sys; os.chdir(sys.argv.pop(1)); import uvicorn; uvicorn.main
 
 
 def block(language: str, beginning: str) -> str:
-    """Return the only block of the README that begins so."""
     (text,) = (
         each.text
         for each in blocks_of(README)

@@ -105,7 +105,6 @@ def _patient(script: str) -> str:
 
 
 def _in_haste(handler: str) -> str:
-    """The same handler, at a path of its own."""
     assert '"/items"' in handler
     return handler.replace('"/items"', '"/in-haste"')
 

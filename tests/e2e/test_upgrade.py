@@ -41,7 +41,6 @@ with Locks.from_url(urls, namespace="shop", wait=60) as locks:
 
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as it was at the earlier commit."""
     folder = tmp_path_factory.mktemp("earlier")
     asked = ["git", "-C", str(TOP), "archive", EARLIER, "src"]
     archive = subprocess.run(asked, capture_output=True, check=False)
@@ -52,7 +51,6 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replica(source: Path, *arguments: str) -> subprocess.Popen[str]:
-    """A process with the package of one commit."""
     return subprocess.Popen(
         [sys.executable, "-c", REPLICA, *arguments, str(source)],
         env={**os.environ, "PYTHONPATH": str(source)},

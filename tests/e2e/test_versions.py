@@ -9,9 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
-from demo.trace import Section
 from demo.versions import BOUND, TTL, VERSIONS
-from demo.versions.load import SLOW, plan
 from demo.versions.outcome import Outcome
 from demo.versions.report import picture_of
 from demo.versions.story import run_all
@@ -22,7 +20,6 @@ IN_LEGEND = 3
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcome]:
-    """What became of every version, with two replicas behind haproxy."""
     quiet = Console(quiet=True)
     found = asyncio.run(run_all(quiet, requests=16, replicas=2))
     return {each.version.name: each for each in found}
@@ -48,13 +45,6 @@ def test_weblocks_line_does_not(outcomes: dict[str, Outcome]) -> None:
     assert max(each.leave - each.enter for each in outcome.sections if each.leave) > TTL
 
 
-def test_all_replicas_take_part(outcomes: dict[str, Outcome]) -> None:
-    """The load balancer deals requests to every replica, so that the lock is one over processes."""
-    assert {each.worker for each in outcomes["one_line"].sections} == set(
-        outcomes["one_line"].workers
-    )
-
-
 def test_the_picture_shows_every_section(outcomes: dict[str, Outcome]) -> None:
     """Every version has its title in it, every section a bar, and red is where they overlap."""
     picture = ET.fromstring(picture_of(list(outcomes.values())))
@@ -65,22 +55,3 @@ def test_the_picture_shows_every_section(outcomes: dict[str, Outcome]) -> None:
     sections = sum(len(each.sections) for each in outcomes.values())
     assert bars["alone"] == sections + 2  # Two are in the legend.
     assert bars["together"] > IN_LEGEND
-
-
-def test_the_picture_of_a_quiet_version_has_no_red(outcomes: dict[str, Outcome]) -> None:
-    """Sections that touch one another, one after the other, are not shown as a race."""
-    calm = outcomes["one_line"]
-    sections = [Section(1, 0.0, 0.2), Section(2, 0.2, 0.4), Section(1, 0.5, 0.501)]
-    outcome = Outcome(calm.version, calm.answers, calm.items, sections, [1, 2])
-    assert outcome.overlaps == 0
-    picture = picture_of([outcome])
-    assert picture.count('class="together"') == IN_LEGEND
-
-
-def test_the_load_has_a_slow_request() -> None:
-    """One request's work outlasts the ttl, and others come after its end: that is no rare thing."""
-    for requests in (8, 16, 24, 500):
-        load = plan(requests)
-        assert len(load) == requests
-        assert [each.work for each in load].count(SLOW) == 1
-        assert sum(each.at > TTL for each in load) >= 5

@@ -15,7 +15,7 @@ from tests.support.waiting import PATIENCE, eventually
 from .sites import KINDS, read_all
 
 MIB = 1024 * 1024
-UPLOAD = (1024 if "WEBLOCK_LONG" in os.environ else 96) * MIB
+UPLOAD = (1024 if "WEBLOCK_LONG" in os.environ else 48) * MIB
 """Bytes that a client sends; what a server may need of memory meanwhile is the same for all."""
 
 
@@ -30,7 +30,6 @@ def reset(client: socket.socket) -> None:
 
 @pytest.fixture(params=["closes", "resets"])
 def leave(request):
-    """The ways in which a client goes."""
     return reset if request.param == "resets" else socket.socket.close
 
 

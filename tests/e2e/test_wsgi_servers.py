@@ -84,7 +84,6 @@ def test_a_client_that_stops_in_its_body(server, name, path, begin):
 
 @pytest.fixture
 def ending():
-    """A server of gunicorn's usual kind, which the test ends as it likes."""
     with tempfile.TemporaryDirectory(prefix="wl-") as folder:
         server = Server("sync", Path(folder))
         try:

@@ -1,29 +1,28 @@
 """A Flask application that any WSGI server runs: ``tests.e2e.wsgi_app:app``, in $WEBLOCK_TEST_FOLDER.
 
-Tests steer it by files in that folder, as they do ``asgi_app``.
+Tests steer it (``steering``).
 """
 
 from __future__ import annotations
 
 import os
-import time
-from pathlib import Path
 from typing import Any
 
 from flask import Flask, Response, g, request
 from flask_sqlalchemy import SQLAlchemy
 
-from tests.support.waiting import PATIENCE, eventually
+from tests.support.waiting import PATIENCE
 from weblock.contrib.flask import WebLock
 from weblock.contrib.wsgi import LockMiddleware, Rule
 
-FOLDER = Path(os.environ.get("WEBLOCK_TEST_FOLDER", "."))
+from . import steering
+
 BODY_WAIT = 0.5
 ENGINE = os.environ.get("WEBLOCK_TEST_ENGINE", "file://")
 
 app = Flask(__name__)
 app.config["SQLALCHEMY_DATABASE_URI"] = os.environ.get(
-    "WEBLOCK_TEST_DATABASE", f"sqlite:///{FOLDER}/shop.sqlite3"
+    "WEBLOCK_TEST_DATABASE", f"sqlite:///{steering.FOLDER}/shop.sqlite3"
 )
 db = SQLAlchemy()
 
@@ -41,23 +40,6 @@ with app.app_context(), locks.locks.hold("create_all"):
     db.create_all()
 
 
-def noted(name: str) -> bool:
-    """Whether there is a note, of the test or of a handler."""
-    return (FOLDER / name).exists()
-
-
-def note(name: str) -> None:
-    """Leaves a note for the test, which sees it when it says who wrote it."""
-    unfinished = FOLDER / f"{name}-unfinished"
-    unfinished.write_text(str(os.getpid()))
-    unfinished.rename(FOLDER / name)
-
-
-def until_it_goes_on(name: str) -> None:
-    """Returns when the test says so."""
-    eventually(lambda: noted(f"{name}-goes-on") or time.sleep(0.005))
-
-
 def create(shop: str, name: str = "") -> tuple[str, int]:
     """Make an item, unless there is one; the commit comes later, when the test says so."""
     if db.session.query(Item).filter_by(shop=shop).count():
@@ -69,11 +51,10 @@ def create(shop: str, name: str = "") -> tuple[str, int]:
 
 @app.teardown_request
 def commit(_error: BaseException | None) -> None:
-    """Commit, as many applications do for all their views."""
     name = g.pop("commits", None)
     if name:
-        note(f"{name}-commits")
-        until_it_goes_on(name)
+        steering.note(f"{name}-commits")
+        steering.until_it_goes_on(name)
     if name is not None:
         db.session.commit()
 
@@ -85,35 +66,27 @@ for rule, endpoint in (("/locked/<shop>", "locked"), ("/locked/<shop>/<name>", "
 @app.post("/steered/<key>/<name>")
 @locks.lock("{key}")
 def steered(key: str, name: str) -> str:
-    """End when the test says so."""
-    note(f"{name}-began")
-    until_it_goes_on(name)
-    note(f"{name}-ended")
-    return name
+    return steering.steered(name)
 
 
 @app.post("/large/<key>")
 @locks.lock("{key}")
 def large(key: str) -> Response:
-    """A response in one piece."""
     return Response(b"x" * int(request.args["size"]))
 
 
 @app.post("/upload/<key>")
 @locks.lock("{key}")
 def upload(key: str) -> str:
-    """How long its body is."""
     return str(len(request.get_data()))
 
 
 @app.post("/stream/<key>/<name>")
 @locks.lock("{key}")
 def stream(key: str, name: str) -> Response:
-    """A stream of events, of which the second comes when the test says so."""
-
     def events() -> Any:
         yield b"data: first\n\n"
-        until_it_goes_on(name)
+        steering.until_it_goes_on(name)
         yield b"data: second\n\n"
 
     return Response(events(), mimetype="text/event-stream")
@@ -121,7 +94,6 @@ def stream(key: str, name: str) -> Response:
 
 @app.post("/ruled/<key>")
 def ruled(key: str) -> str:
-    """Is locked by a rule, around the whole application."""
     return "done"
 
 

@@ -18,7 +18,6 @@ app_locks = install(app, NOWHERE, require_scope="cluster", wait=0)
 
 @app.post("/items")
 async def create(lease: Annotated[AsyncLease, Depends(lock("items"))]) -> int:
-    """Create an item."""
     return lease.fence or 0
 
 

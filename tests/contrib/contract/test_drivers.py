@@ -26,7 +26,6 @@ TABLE = re.compile(r"<!-- adapters -->\n(.*?)<!-- end of adapters -->", re.DOTAL
 
 
 def table() -> str:
-    """Return the table of guarantees per adapter, with the reasons below it."""
     reasons: list[str] = []
     lines = [
         f"| promise | {' | '.join(each.name for each in drivers())} |",

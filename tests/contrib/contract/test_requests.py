@@ -29,7 +29,6 @@ from .promises import (
 )
 
 Serve = Callable[..., Driver]
-EACH_ENGINE = pytest.mark.parametrize("url", ["memory", "file", "redis"], indirect=True)
 KEY = "item:7"
 
 
@@ -40,7 +39,7 @@ def is_held(probe: Locks, key: str = KEY) -> bool:
 
 
 @shows(COMMIT)
-@EACH_ENGINE
+@pytest.mark.parametrize("url", ["memory", "file", "redis"], indirect=True)
 def test_the_work_is_committed_inside_the_lock(serve: Serve, probe: Locks) -> None:
     """The key is held when the work is committed, and free when the response is sent."""
     held: list[bool] = []
@@ -161,7 +160,6 @@ def test_a_client_that_leaves_stops_waiting(
 
 
 @shows(RUNS_TO_ITS_END)
-@EACH_ENGINE
 @pytest.mark.parametrize("who", ["client", "server"])
 def test_a_handler_runs_to_its_end_inside_the_lock(
     serve: Serve, who: str, waiting: Callable[[int], None]

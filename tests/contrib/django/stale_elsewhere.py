@@ -17,7 +17,6 @@ from django.db import connection, connections, transaction
 
 
 def configure(vendor: str, where: str) -> None:
-    """Settings of a small project."""
     database: dict[str, Any] = {"ENGINE": f"django.db.backends.{vendor}"}
     if vendor == "mysql":
         import pymysql
@@ -82,7 +81,6 @@ def story(atomic: str) -> str:
 
 
 def refused(commits: Callable[[Any], object]) -> str:
-    """Return what becomes of a transaction with a step that commits by itself."""
     from django.http import HttpRequest, HttpResponse
 
     from weblock import ConfigurationError

@@ -19,7 +19,7 @@ from rest_framework.authentication import BasicAuthentication, SessionAuthentica
 from rest_framework.decorators import api_view
 from rest_framework.renderers import BaseRenderer, BrowsableAPIRenderer, JSONRenderer
 from rest_framework.response import Response
-from rest_framework.versioning import AcceptHeaderVersioning, QueryParameterVersioning
+from rest_framework.versioning import AcceptHeaderVersioning
 from rest_framework.views import APIView, exception_handler
 from rest_framework.viewsets import ViewSet
 
@@ -44,12 +44,10 @@ def bare(middleware: bool, settings: Any) -> None:
 
 @lock("items", wait=0)
 def items(request: HttpRequest) -> HttpResponse:
-    """A view under a lock."""
     return HttpResponse()
 
 
 async def responses(url: str = "/items", **headers: str) -> list[Any]:
-    """What a thread and a task answer while somebody else has the lock."""
     async with async_locks["default"].hold("items"):
         return [fetch(url, **headers), await AsyncClient().post(url, headers=headers)]
 
@@ -133,7 +131,6 @@ class Plain(BaseRenderer):
     format = "txt"
 
     def render(self, data: Any, media_type: Any = None, renderer_context: Any = None) -> bytes:
-        """What a project has for its clients."""
         return f"{data['code']}: {data['detail']}".encode()
 
 
@@ -156,7 +153,6 @@ class RestSet(ViewSet):
 @lock("items", wait=0)
 @api_view(["POST"])
 def rest_function(request: Any) -> Response:
-    """A view of REST framework under a lock."""
     return Response()
 
 
@@ -178,31 +174,6 @@ async def test_rest_framework_renders_refusals(bare: None, serve: Any) -> None:
             assert response.content.startswith(b"lock_timeout: Another request")
             assert int(response["Retry-After"]) >= 1
             assert response["Cache-Control"] == "no-store"
-
-
-class Versioned(Rest):
-    renderer_classes = (Plain, JSONRenderer)
-    versioning_class = QueryParameterVersioning
-
-    def handle_exception(self, exc: Exception) -> Response:
-        """The response as other errors get it, with what the request was understood to be."""
-        response = super().handle_exception(exc)
-        response.data["version"] = self.request.version
-        return response
-
-
-@both
-async def test_rest_framework_negotiates_refusals(bare: None, serve: Any) -> None:
-    """A refusal is in the format and of the version that the client has asked for."""
-    serve(items=Versioned.as_view())
-    for url, headers in (
-        ("?version=2", {"Accept": "application/json"}),
-        ("?version=2&format=json", {}),
-    ):
-        for response in await responses(f"/items{url}", **headers):
-            assert response.status_code == 409
-            assert response.json()["code"] == "lock_timeout"
-            assert response.json()["version"] == "2"
 
 
 class Realistic(ViewSet):
@@ -289,7 +260,6 @@ def own_handler(error: Exception, context: Any) -> Response | None:
 
 
 def silent_handler(error: Exception, context: Any) -> Response | None:
-    """One that knows nothing of our errors."""
     return None
 
 
@@ -374,8 +344,6 @@ def test_a_lost_lease_is_told_in_the_same_way(accept: str, serve: Any, settings:
 
 
 def titled(alias: str) -> Any:
-    """A ``REWRITE`` that names the alias that it belongs to."""
-
     def rewrite(problem: Problem, error: WeblockError) -> Problem:
         return replace(problem, title=alias)
 
@@ -384,8 +352,6 @@ def titled(alias: str) -> Any:
 
 @pytest.fixture
 def aliases(settings: Any, url: str) -> None:
-    """Two aliases, each with a ``REWRITE`` and a ``BUSY_VIEW`` that name it."""
-
     def busy_of(alias: str) -> Any:
         return lambda request, error: HttpResponse(f"{alias}: {error.key}", status=429)
 
@@ -401,7 +367,6 @@ def aliases(settings: Any, url: str) -> None:
 
 
 async def in_a_task(path: str) -> Any:
-    """What a task answers."""
     return await AsyncClient(raise_request_exception=False).post(path)
 
 

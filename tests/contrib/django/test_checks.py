@@ -35,18 +35,15 @@ SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 
 @pytest.fixture(autouse=True)
 def project(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A project that nothing is wrong with, started in a folder of its own."""
     settings.WEBLOCK = {"default": {"URL": f"file://{tmp_path}/locks"}}
     return settings
 
 
 def found() -> dict[str, str]:
-    """The messages about locks, by their ids."""
     return {each.id: f"{each.msg} {each.hint}" for each in run_checks(tags=["weblock"])}
 
 
 def items(request: HttpRequest) -> HttpResponse:
-    """A view."""
     return HttpResponse(status=201)
 
 
@@ -55,7 +52,6 @@ class Items(View):
 
     @lock("item:{pk:int}")
     def post(self, request: HttpRequest, pk: str) -> HttpResponse:
-        """A view."""
         return items(request)
 
 
@@ -179,12 +175,10 @@ def test_marked_views_without_the_middleware(project: Any, monkeypatch: pytest.M
 @api_view(["POST"])
 @lock("items")
 def below_api_view(request: HttpRequest) -> Response:
-    """A function that REST framework hides."""
     return Response()
 
 
 def operation_of_ninja() -> Any:
-    """A view of django-ninja with a locked operation."""
     api = NinjaAPI(urls_namespace="of-checks")
 
     @api.post("/items")
@@ -195,8 +189,6 @@ def operation_of_ninja() -> Any:
 
 
 def action_of_the_admin() -> Any:
-    """A page of the admin with a locked action."""
-
     class ItemAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         actions = ("archive",)
 
@@ -364,7 +356,6 @@ def test_a_route_that_is_translated(project: Any) -> None:
 
 
 def held(_request: HttpRequest, **_url: object) -> HttpResponse:
-    """Say what is held."""
     return JsonResponse([each.key for each in locks["default"].list()], safe=False)
 
 
@@ -373,7 +364,6 @@ class Customers(ViewSet):
 
     @action(detail=True, methods=["post"])
     def raw(self, request: Any, pk: str, format: str = "") -> Response:  # noqa: A002 - of the framework
-        """Say what is held."""
         return Response([each.key for each in locks["default"].list()])
 
 

@@ -34,7 +34,6 @@ TOP = Path(__file__).parents[3]
 
 @pytest.fixture(autouse=True)
 def own_engine(url: str) -> Iterator[None]:
-    """Two aliases on an engine of the test's own."""
     with override_settings(
         WEBLOCK={"default": {"URL": url}, "jobs": {"URL": url, "NAMESPACE": "jobs"}}
     ):
@@ -42,7 +41,6 @@ def own_engine(url: str) -> Iterator[None]:
 
 
 def run(*arguments: str) -> str:
-    """What the command writes to its standard output."""
     output = io.StringIO()
     call_command("weblock", *arguments, stdout=output)
     return output.getvalue()
@@ -166,7 +164,6 @@ PROJECT = "INSTALLED_APPS = ['weblock.contrib.django']"
 
 
 def manage(folder: Path, *arguments: str, **environment: str) -> str:
-    """What ``manage.py weblock`` prints in a project that is just a file of settings."""
     done = subprocess.run(
         [sys.executable, "-m", "django", "weblock", *arguments],
         env={
@@ -202,13 +199,11 @@ def test_an_ascii_terminal_can_show_any_key(tmp_path: Path) -> None:
 
 
 def of_user(request: HttpRequest) -> str:
-    """A key that only a real request has."""
     raise AssertionError
 
 
 @lock("item:{pk}", of_user, wait=1)
 def item(request: HttpRequest, pk: int) -> HttpResponse:
-    """A view under a lock of its own."""
     return HttpResponse()
 
 

@@ -29,12 +29,10 @@ pytestmark = pytest.mark.django_db(
 
 @pytest.fixture(autouse=True)
 def bare(settings: Any) -> None:
-    """Nothing but our middleware."""
     settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
 
 
 def lose() -> None:
-    """Has the lease taken away, and notices."""
     assert locks["default"].force_release("items")
 
 
@@ -47,8 +45,6 @@ COMMITS = {
 
 
 def view_of(using: str, text: str, *, lost: bool) -> Callable[..., Any]:
-    """A view whose cursor sends a COMMIT as SQL, inside ``atomic``."""
-
     @lock("items")
     def view(request: Any) -> HttpResponse:
         with transaction.atomic(using):

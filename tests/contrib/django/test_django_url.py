@@ -34,7 +34,6 @@ class LockTests(TransactionTestCase):
 
 @pytest.fixture
 def manage(tmp_path: Path) -> list[str]:
-    """The command line of a project whose database is new, and has nothing in it."""
     server = shared_postgres()
     name = server.create_database(f"empty_{os.getpid()}_{tmp_path.name[-24:]}")
     database = {"ENGINE": "django.db.backends.postgresql", "NAME": name, "USER": "postgres"}
@@ -50,7 +49,6 @@ def manage(tmp_path: Path) -> list[str]:
 
 
 def started(command: list[str], folder: Path) -> subprocess.Popen[str]:
-    """Start a command of Django's in the folder of a project."""
     env = {"PYTHONPATH": f"{TOP}:{folder}", "DJANGO_SETTINGS_MODULE": "shop_settings"}
     return subprocess.Popen(
         command,

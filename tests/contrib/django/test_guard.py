@@ -64,8 +64,6 @@ def guard(settings: Any, url: str) -> Callable[..., None]:
 
 
 def elsewhere(work: Callable[[], Any]) -> Any:
-    """What another thread's work returns, which has connections of its own."""
-
     def do() -> Any:
         try:
             return work()
@@ -84,7 +82,6 @@ class Story:
         self.followed = False
 
     def sleep(self) -> None:
-        """Does what happens while the first holder, and only that one, is stopped."""
         if self.followed:
             return
         self.followed = True
@@ -92,7 +89,6 @@ class Story:
         assert elsewhere(lambda: fetch("/items").status_code) == 201
 
     def create(self, _request: Any = None) -> HttpResponse:
-        """A view that keeps one item at most, and sleeps after it has counted."""
         full = self.items.count() >= 1
         self.sleep()
         if full:
@@ -120,8 +116,6 @@ def test_a_stale_holder_commits_nothing(
 
 
 def in_own_transaction(story: Story) -> Callable[..., HttpResponse]:
-    """A view that opens its transaction itself."""
-
     def view(request: HttpRequest) -> HttpResponse:
         with transaction.atomic(using=story.items.db):
             return story.create()
@@ -130,8 +124,6 @@ def in_own_transaction(story: Story) -> Callable[..., HttpResponse]:
 
 
 def in_savepoints(story: Story) -> Callable[..., HttpResponse]:
-    """One whose write is in a savepoint, and then in another that is rolled back."""
-
     def view(request: HttpRequest) -> HttpResponse:
         with transaction.atomic(using=story.items.db):
             with transaction.atomic(using=story.items.db):
@@ -145,8 +137,6 @@ def in_savepoints(story: Story) -> Callable[..., HttpResponse]:
 
 
 def in_steps(story: Story) -> Callable[..., HttpResponse]:
-    """One that reads in a transaction, and writes in another."""
-
     def view(request: HttpRequest) -> HttpResponse:
         with transaction.atomic(using=story.items.db):
             full = story.items.count() >= 1
@@ -161,8 +151,6 @@ def in_steps(story: Story) -> Callable[..., HttpResponse]:
 
 
 def by_sql(story: Story) -> Callable[..., HttpResponse]:
-    """One that writes by a SELECT, in a function that nobody knows."""
-
     def view(request: HttpRequest) -> HttpResponse:
         using = connections[story.items.db]
         with transaction.atomic(using=using.alias), using.cursor() as cursor:
@@ -200,8 +188,6 @@ def by_copy(story: Story) -> Callable[..., HttpResponse]:
 
 
 def by_callproc(story: Story) -> Callable[..., HttpResponse]:
-    """One that calls a function of the database, which nothing sees either."""
-
     def view(request: HttpRequest) -> HttpResponse:
         using = connections[story.items.db]
         with transaction.atomic(using=using.alias), using.cursor() as cursor:
@@ -290,7 +276,6 @@ def test_nobody_else_is_disturbed(serve: Any, guard: Any, database: Any) -> None
 
 
 def statements(using: str, work: Callable[[], Any]) -> list[str]:
-    """What was sent to a database."""
     with CaptureQueriesContext(connections[using]) as queries:
         work()
     return [each["sql"] for each in queries]
@@ -334,35 +319,29 @@ def test_a_read_only_transaction_is_left_alone(serve: Any, guard: Any) -> None:
 
 
 def insert(cursor: Any) -> None:
-    """Writes a row by SQL."""
     cursor.execute("INSERT INTO shop_item (name) VALUES ('')")
 
 
 def by_orm() -> None:
-    """As most views write."""
     Item.objects.create()
 
 
 def by_cursor() -> None:
-    """By SQL."""
     with connection.cursor() as cursor:
         insert(cursor)
 
 
 def by_many() -> None:
-    """Several rows at once."""
     with connection.cursor() as cursor:
         cursor.executemany("INSERT INTO shop_item (name) VALUES (%s)", [("a",), ("b",)])
 
 
 def by_function() -> None:
-    """By a function, which may do anything."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_notify('weblock_test', '')")
 
 
 def by_copied_connection() -> None:
-    """Inside ``atomic``, which is for the original."""
     copy = connection.copy()
     try:
         with transaction.atomic(), copy.cursor() as cursor:
@@ -499,21 +478,6 @@ def test_rows_that_nobody_uses_are_deleted(
     assert [fence.lock_key for fence in Fence.objects.all()] == ["default:create_item"]
 
 
-def test_only_the_named_databases_are_asked(serve: Any, guard: Any) -> None:
-    """GUARD_DATABASES leaves the others as they are."""
-
-    @lock("create_item")
-    def view(request: HttpRequest) -> HttpResponse:
-        Item.objects.using("other").create()
-        return HttpResponse(status=201)
-
-    serve(items=view)
-    guard(GUARD_DATABASES=["default"])
-    assert TABLE not in "".join(statements("other", lambda: fetch("/items")))
-    assert TABLE in "".join(statements("default", lambda: fetch("/items")))
-    assert Item.objects.using("other").count() == 2
-
-
 def test_a_missing_table_says_what_to_do(serve: Any, guard: Any) -> None:
     """The error names the database and the command; manage.py check --database says it before."""
     serve(items=lock("create_item")(Story("other").create))
@@ -539,25 +503,6 @@ def test_without_autocommit_it_says_so(serve: Any, guard: Any, database: Any) ->
     connection.close()
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"GUARD": "both"}, "'lease' or 'database'"),
-        ({"GUARD": "database", "GUARD_DATABASES": ["no"]}, "give a list of 'default'"),
-        ({"GUARD": "database", "GUARD_DATABASES": "default"}, "give a list of 'default'"),
-        ({"GUARD_WAIT": 5}, "GUARD_WAIT without 'GUARD'"),
-        ({"GUARD": "database", "GUARD_WAIT": 0}, "GUARD_WAIT=0"),
-    ],
-)
-def test_wrong_settings_are_refused(given: Any, message: str) -> None:
-    """What cannot work is refused with a message that names it."""
-    with (
-        override_settings(WEBLOCK={"default": {"URL": "memory://", **given}}),
-        pytest.raises(ConfigurationError, match=message),
-    ):
-        locks["default"].acquire("key")
-
-
 def test_two_engines_must_not_share_rows(settings: Any) -> None:
     """Two aliases with one namespace and different engines would mix their fences: a check says so."""
     one = {"URL": "memory://one", "GUARD": "database"}
@@ -569,7 +514,6 @@ def test_two_engines_must_not_share_rows(settings: Any) -> None:
 
 
 def outcomes(vendor: str, where: str) -> list[str]:
-    """Of a holder that was followed in a project on another database."""
     command = [sys.executable, "-m", f"{__package__}.stale_elsewhere", vendor, where]
     ran = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -12,7 +12,6 @@ from django.db import connection, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 
-from weblock import ConfigurationError
 from weblock.contrib.django import lock
 from weblock.contrib.django.checks import check_guard, check_guarded_locks
 from weblock.contrib.kit.guarding import TABLE
@@ -26,8 +25,6 @@ MIDDLEWARE = ["weblock.contrib.django.middleware.LockMiddleware"]
 
 @pytest.fixture
 def alias(settings: Any, url: str) -> Callable[..., None]:
-    """Sets up the alias of this test."""
-
     def alias(**given: Any) -> None:
         there = {"URL": url, "WAIT": 0, "GUARD": "lease", "GUARD_DATABASES": ["default", "other"]}
         settings.WEBLOCK = {"default": {**there, **given}}
@@ -101,7 +98,6 @@ def test_a_guard_may_come_later_than_the_lease(serve: Any, alias: Any) -> None:
 
 @pytest.fixture
 def thread() -> Iterator[ThreadPoolExecutor]:
-    """A thread that has had a connection before anything was guarded."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(connection.ensure_connection).result()
         yield pool
@@ -109,18 +105,15 @@ def thread() -> Iterator[ThreadPoolExecutor]:
 
 
 def new_cursor() -> Any:
-    """Returns a cursor of the connection that this thread has."""
     return connection.cursor()
 
 
 def atomic(story: Story, _cursor: Any) -> None:
-    """In a transaction of its own."""
     with transaction.atomic():
         story.create()
 
 
 def by_an_old_cursor(story: Story, cursor: Any) -> None:
-    """By SQL, with a cursor that is older than the request."""
     full = story.items.count() >= 1
     story.sleep()
     if not full:
@@ -163,7 +156,6 @@ def test_what_is_not_guarded_sends_nothing(serve: Any, alias: Any) -> None:
 
 
 def created() -> HttpResponse:
-    """Creates an item."""
     with transaction.atomic():
         Item.objects.create()
     return HttpResponse(status=201)
@@ -210,30 +202,6 @@ def test_a_lock_that_several_hold_cannot_be_guarded(by: str, serve: Any, alias: 
     assert messages(**({} if of_alias else {"guard": "lease"})) == []
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: lock("create_item", guard="both"),  # type: ignore[arg-type]
-        lambda: lock("create_item", guard="database", limit=2),
-        lambda: lock("create_item", guard="database", shared=True),
-        lambda: by_rule({"route": "items", "key": "x", "guard": "database", "shared": True}),
-        lambda: by_rule({"view": "items", "key": "x", "guard": "database", "limit": 2}),
-        lambda: by_rule({"route": "items", "key": "x", "guard": "both"}),
-        lambda: by_rule({"view": "items", "key": "x", "guard": "both"}),
-        lambda: by_rule({"route": "items", "exempt": True, "guard": "database"}),
-        lambda: by_rule({"view": "items", "exempt": True, "guard": "database"}),
-    ],
-    ids=[
-        *("lock", "lock with a limit", "shared lock", "shared route", "view with a limit"),
-        *("route", "view", "exempt route", "exempt view"),
-    ],
-)
-def test_what_is_no_guard_is_refused(wrong: Any) -> None:
-    """Where it is written, before any request."""
-    with pytest.raises(ConfigurationError, match=r"guard|exempt"):
-        wrong()
-
-
 def test_a_guard_of_the_alias_needs_exclusive_leases(serve: Any, alias: Any, caplog: Any) -> None:
     """A lock that is shared is refused at its request, with what to change, and commits nothing."""
     serve(items=lock("create_item", shared=True)(lambda request: created()))
@@ -241,13 +209,6 @@ def test_a_guard_of_the_alias_needs_exclusive_leases(serve: Any, alias: Any, cap
     assert fetch("/items").status_code == 500
     assert "leave that out, or the guard" in caplog.text
     assert Item.objects.count() == 0
-
-
-def by_rule(rule: Any) -> None:
-    """Reads it as the settings are read."""
-    from weblock.contrib.django.view_lock import Rules
-
-    Rules([rule], alias="default")
 
 
 def test_the_settings_of_a_guard_serve_single_locks(serve: Any, alias: Any) -> None:

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def posted(serve: Any) -> Callable[[Callable[..., None]], tuple[int, list[str]]]:
-    """The status of a request that hands over as it is told, and its tokens."""
-
     def post(view: Callable[..., None]) -> tuple[int, list[str]]:
         tokens: list[str] = []
 
@@ -45,20 +43,17 @@ def work_off(token: str) -> None:
 
 
 def after_own_transaction(hand_over: Callable[[], None]) -> None:
-    """The view commits by itself."""
     with transaction.atomic():
         Item.objects.create()
     hand_over()
 
 
 def at_the_commit(hand_over: Callable[[], None]) -> None:
-    """The request's transaction commits, and then the lease is handed over."""
     Item.objects.create()
     transaction.on_commit(hand_over)
 
 
 def before_the_commit(hand_over: Callable[[], None]) -> None:
-    """The worker might run before the request's transaction has committed."""
     Item.objects.create()
     hand_over()
 

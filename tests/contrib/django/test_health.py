@@ -16,7 +16,6 @@ from weblock.contrib.django.health import Engine
 
 
 async def answer(*checks: Any) -> tuple[int, str]:
-    """The status and the body that the view answers with."""
     request = AsyncRequestFactory().get("/health/", {"format": "json"})
     response = await HealthCheckView.as_view(checks=checks)(request)
     return response.status_code, response.content.decode()

@@ -34,7 +34,6 @@ Serve = Callable[[str], Awaitable[tuple[int, str]]]
 
 
 async def by_asgi(url: str) -> tuple[int, str]:
-    """The response of Django behind a rule, under ASGI."""
     async with client_of(
         asgi.LockMiddleware(ASGIHandler(), url, [asgi.Rule("/items", **RULE)])
     ) as client:
@@ -43,7 +42,6 @@ async def by_asgi(url: str) -> tuple[int, str]:
 
 
 async def by_wsgi(url: str) -> tuple[int, str]:
-    """The same under WSGI."""
     layer = wsgi.LockMiddleware(WSGIHandler(), url, [wsgi.Rule("/items", **RULE)])
     response = await asyncio.to_thread(in_thread, Gateway(layer, path="/items").serve)
     return response.status, response.text.decode()
@@ -63,12 +61,10 @@ served = pytest.mark.parametrize("served", [by_asgi, by_wsgi])
 
 @pytest.fixture(params=["middleware", "decorator alone"], autouse=True)
 def _bare(request: pytest.FixtureRequest, settings: Any) -> None:
-    """Our middleware alone, or none."""
     settings.MIDDLEWARE = settings.MIDDLEWARE[-1:] if request.param == "middleware" else []
 
 
 def keys_of(url: str) -> list[str]:
-    """What is held on an engine."""
     with Locks.from_url(url) as locks:
         return [info.key for info in locks.list()]
 

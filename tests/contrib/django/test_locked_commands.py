@@ -34,7 +34,6 @@ TOP = Path(__file__).parents[3]
 
 @pytest.fixture(autouse=True)
 def own_engine(url: str) -> Iterator[None]:
-    """An engine of the test's own."""
     with override_settings(WEBLOCK={"default": {"URL": url}}):
         yield
 
@@ -60,7 +59,6 @@ class Skipping(Import):
 
 
 def run(command: LockedCommand) -> tuple[str, str]:
-    """What a command writes to its standard output and its standard error."""
     command.stdout._out = output = io.StringIO()
     command.stderr._out = errors = io.StringIO()
     call_command(command, "7")
@@ -127,7 +125,6 @@ def test_run_is_for_the_command_line() -> None:
 
 
 def project(folder: Path, url: str, command: str) -> None:
-    """Write a project whose command is ``holder``."""
     (folder / "shop_settings.py").write_text(
         "INSTALLED_APPS = ['weblock.contrib.django', 'shop']\n"
         f"WEBLOCK = {{'default': {{'URL': {url!r}, 'NAMESPACE': 'shop'}}}}\n"
@@ -142,7 +139,6 @@ def project(folder: Path, url: str, command: str) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment in which its manage.py runs."""
     path = {"PYTHONPATH": f"{TOP}:{folder}", "DJANGO_SETTINGS_MODULE": "shop_settings"}
     return {**os.environ, **path}
 

@@ -11,7 +11,6 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient
 from django.urls import path
 from ninja import NinjaAPI, Router
-from ninja.decorators import decorate_view
 
 from weblock import LeaseLost, LockTimeout, WeblockError
 from weblock.contrib.django import async_locks, lease_of, lock, locks
@@ -26,23 +25,19 @@ in_debug = pytest.mark.parametrize("debug", [True, False], ids=["DEBUG", "no DEB
 
 
 def operation(request: HttpRequest, pk: int) -> list[str]:
-    """The keys that are held for it."""
     return list(request.weblock.keys)  # type: ignore[attr-defined]
 
 
 async def async_operation(request: HttpRequest, pk: int) -> list[str]:
-    """The same, in a task."""
     return list(request.weblock.keys)  # type: ignore[attr-defined]
 
 
 def new_api() -> NinjaAPI:
-    """An API with a namespace of its own."""
     return NinjaAPI(urls_namespace=f"weblock-ninja-{next(_numbers)}")
 
 
 @pytest.fixture(params=[operation, async_operation], ids=["sync", "async"])
 def api(request: pytest.FixtureRequest, serve: Any, settings: Any) -> NinjaAPI:
-    """An API with the operation, once in itself and once in a router."""
     api, router = new_api(), Router()
     for where in (api, router):
         where.post("/items/{pk}")(lock("item:{pk}", wait=0)(request.param))
@@ -131,22 +126,6 @@ def test_a_lost_lease_is_told_to_the_handler(serve: Any, settings: Any) -> None:
     settings.ROOT_URLCONF = (path("api/", api.urls),)
     response = fetch("/api/items")
     assert (response.status_code, response.json()) == (500, {"lost": "items"})
-
-
-def test_the_whole_operation_can_be_decorated(serve: Any, settings: Any) -> None:
-    """With decorate_view, the lock is acquired before authentication and validation."""
-    api = new_api()
-
-    @api.post("/items/{int:pk}")
-    @decorate_view(lock("item:{pk}", wait=0))
-    def registered(request: HttpRequest, pk: int) -> list[str]:
-        return operation(request, pk)
-
-    serve()
-    settings.ROOT_URLCONF = (path("api/", api.urls),)
-    assert fetch("/api/items/7").json() == ["item:7"]
-    with locks["default"].hold("item:7"):
-        assert fetch("/api/items/7").status_code == 409
 
 
 def test_a_place_above_is_refused() -> None:

@@ -22,17 +22,14 @@ from .requests import fetch
 
 
 def keys_of(request: Any, **_url: object) -> HttpResponse:
-    """What the view holds."""
     return HttpResponse(" ".join(request.weblock.keys))
 
 
 def of_user(request: HttpRequest) -> str:
-    """A key made of the request."""
     return f"user:{request.headers['X-User']}"
 
 
 async def of_two_users(request: HttpRequest) -> list[str]:
-    """Several keys, made by a coroutine function."""
     return ["user:2", "user:1"]
 
 
@@ -114,6 +111,9 @@ async def test_a_key_function_that_makes_no_key_is_named(made: Any, serve: Any) 
         (["{session.id}"], {}, ConfigurationError),
         (["item"], {"ttl": "soon"}, ConfigurationError),
         (["item"], {"timeout": 5}, TypeError),
+        (["item"], {"guard": "both"}, ConfigurationError),
+        (["item"], {"guard": "database", "limit": 2}, ConfigurationError),
+        (["item"], {"guard": "database", "shared": True}, ConfigurationError),
     ],
 )
 def test_what_cannot_work_is_refused_where_it_stands(keys: Any, options: Any, error: Any) -> None:
@@ -167,12 +167,10 @@ def test_options_go_before_settings(serve: Any, settings: Any, url: str) -> None
 
 
 def busy(request: HttpRequest, error: Exception) -> HttpResponse:
-    """An answer of the project's own."""
     return HttpResponse(f"{request.path}: {error}", status=429)
 
 
 async def async_busy(request: HttpRequest, error: Exception) -> HttpResponse:
-    """The same, as a coroutine function."""
     return busy(request, error)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import unicodedata
@@ -20,7 +21,7 @@ from weblock.contrib.kit.rules import Rule, RuleSet
 from weblock.errors import StrangePath
 from weblock.keys import KeyTemplate
 
-ROUNDS = 4000
+ROUNDS = 4000 if "WEBLOCK_LONG" in os.environ else 1500
 
 NOISE = [
     "+",
@@ -46,18 +47,15 @@ NOISE = [
 
 @cache
 def digits() -> list[str]:
-    """The digits of all scripts but those of ASCII."""
     return [each for each in characters() if unicodedata.category(each) == "Nd" and each > "9"]
 
 
 @cache
 def spaces() -> list[str]:
-    """What Python takes for white space."""
     return [each for each in characters() if each.isspace()]
 
 
 def characters() -> Iterator[str]:
-    """All of Unicode."""
     return map(chr, range(sys.maxunicode + 1))
 
 
@@ -79,17 +77,14 @@ def spellings(rng: random.Random) -> Iterator[str]:
 
 
 def view(request: HttpRequest, pk: Any) -> HttpResponse:
-    """A view of one row."""
     return HttpResponse(str(pk))
 
 
 def keys_of(request: Any, pk: str) -> HttpResponse:
-    """What the view holds."""
     return HttpResponse(" ".join(request.weblock.keys))
 
 
 def resolver_of(*patterns: Any) -> URLResolver:
-    """What Django resolves the paths of a project with."""
     return URLResolver(RegexPattern(r"^/"), list(patterns))
 
 

@@ -11,9 +11,8 @@ from django.core.management import call_command
 from django.db import connection
 from django.test import override_settings
 
-from tests.servers.ports import free_port
 from tests.servers.postgres import shared_postgres
-from weblock import ConfigurationError, Locks, LockTimeout
+from weblock import ConfigurationError, Locks
 from weblock.contrib.django import async_locks, locks
 from weblock.contrib.django.apps import create_tables
 from weblock.contrib.django.settings import aliases, url_of_database
@@ -41,17 +40,6 @@ def test_without_a_setting_there_is_the_embedded_engine(settings: Any) -> None:
     assert aliases() == ("default",)
 
 
-def test_settings_are_read_when_they_are_needed(url: str) -> None:
-    """What a test overrides holds at once, and what was before comes back."""
-    before = locks["default"]
-    with override_settings(WEBLOCK={"default": {"URL": url, "WAIT": 0}}):
-        inside = locks["default"]
-        with inside.hold("key"), pytest.raises(LockTimeout):
-            inside.acquire("key")
-    assert inside is not before
-    assert locks["default"] is before
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -66,6 +54,11 @@ def test_settings_are_read_when_they_are_needed(url: str) -> None:
         ),
         ({"other": {}}, "no alias 'default'"),
         ({"default": {"URL": "django://nosuch"}}, r"names the database 'nosuch' in URL"),
+        ({"default": {"GUARD": "both"}}, "'lease' or 'database'"),
+        ({"default": {"GUARD": "database", "GUARD_DATABASES": ["no"]}}, "a list of 'default'"),
+        ({"default": {"GUARD": "database", "GUARD_DATABASES": "lite"}}, "a list of 'default'"),
+        ({"default": {"GUARD_WAIT": 5}}, "GUARD_WAIT without 'GUARD'"),
+        ({"default": {"GUARD": "database", "GUARD_WAIT": 0}}, "GUARD_WAIT=0"),
     ],
 )
 def test_wrong_settings_are_refused(setting: object, message: str) -> None:
@@ -129,13 +122,6 @@ def test_what_cannot_work_stops_the_server(
         handler()
 
 
-def test_an_engine_that_is_down_stops_no_server(settings: Any) -> None:
-    """An outage is no mistake: nothing is connected to at the start."""
-    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
-    settings.WEBLOCK = {"default": {"URL": f"redis://127.0.0.1:{free_port()}"}}
-    assert WSGIHandler()
-
-
 def test_migrate_creates_the_table_of_the_engine(transactional_db: None, settings: Any) -> None:
     """Every migrate creates the table in the database that a URL names, and leaves one that exists."""
     settings.WEBLOCK = {
@@ -186,5 +172,4 @@ class _NoLocks:
     """A router."""
 
     def allow_migrate(self, _database: str, app: str, **_hints: object) -> bool:
-        """All but weblock."""
         return app != "weblock"

@@ -17,13 +17,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def answer(lease: Lease) -> HttpResponse:
-    """What a view says of its lease."""
     return HttpResponse("shared" if lease.shared else str(lease.limit))
 
 
 @lock("x", shared=True)
 def reads(request: HttpRequest) -> HttpResponse:
-    """A reader."""
     return answer(request.weblock)  # type: ignore[attr-defined]
 
 
@@ -37,7 +35,6 @@ def outside(request: HttpRequest) -> HttpResponse:
 @lock("x")
 @lock("x", limit=3)
 def inside(request: HttpRequest) -> HttpResponse:
-    """The other way round."""
     return answer(request.weblock)  # type: ignore[attr-defined]
 
 

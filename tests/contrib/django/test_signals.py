@@ -29,7 +29,6 @@ def own_engine(serve: Any) -> None:
 
 @pytest.fixture
 def told() -> Iterator[Told]:
-    """Sender, alias and event of what was told so far, in order."""
     told: Told = []
 
     def listen(signal: Signal, sender: Any, alias: str, event: Event, **_more: Any) -> None:
@@ -43,12 +42,10 @@ def told() -> Iterator[Told]:
 
 
 def kinds(told: Told) -> list[type[Event]]:
-    """The kinds of the events."""
     return [type(event) for _, _, event in told]
 
 
 def until_told(told: Told, *expected: type[Event]) -> list[Any]:
-    """The events, once they are as expected."""
     eventually(lambda: kinds(told) == list(expected))
     return [event for _, _, event in told]
 
@@ -104,7 +101,6 @@ def test_a_receiver_that_fails_changes_nothing(
 
 
 def note(event: Event) -> None:
-    """An observer that is named in the settings."""
     noted.append(event)
 
 
@@ -124,8 +120,6 @@ def test_settings_name_observers(settings: Any) -> None:
 
 @contextmanager
 def failing(signal: Signal) -> Iterator[None]:
-    """A receiver of the signal that always fails."""
-
     def fail(**_facts: Any) -> None:
         raise OSError("the printer is on fire")
 

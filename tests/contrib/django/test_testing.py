@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +19,6 @@ from django.test import (
     override_settings,
 )
 from django.views import View
-from pytest_django.live_server_helper import LiveServer
 
 from tests.support.waiting import PATIENCE
 from weblock import ConfigurationError
@@ -39,18 +37,15 @@ BUSY = pytest.mark.django_db(transaction=True)
 
 
 def create(request: HttpRequest) -> HttpResponse:
-    """Makes an item."""
     Item.objects.create()
     return HttpResponse(status=201)
 
 
 def create_what_is_named(request: HttpRequest) -> HttpResponse:
-    """Makes an item, by the function that has the name at that moment."""
     return create(request)
 
 
 async def create_async(request: HttpRequest) -> HttpResponse:
-    """Makes none, but lets others run."""
     await asyncio.sleep(0)
     return HttpResponse(status=201)
 
@@ -60,12 +55,10 @@ class Create(View):
 
     @lock("create_item")
     def post(self, request: HttpRequest) -> HttpResponse:
-        """Makes an item."""
         return create(request)
 
 
 def post() -> Any:
-    """Asks for an item."""
     return Client().post("/items")
 
 
@@ -106,22 +99,6 @@ def test_a_release_before_commit_fails(serve: Any, database: Any) -> None:
 
 
 @BUSY
-def test_requests_to_a_live_server(live_server: LiveServer, serve: Any) -> None:
-    """The same for requests that come over the network."""
-
-    def post_there() -> int:
-        request = urllib.request.Request(f"{live_server.url}/items", method="POST")
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return int(response.status)
-
-    serve(items=lock("create_item")(create))
-    assert assert_serialized(post_there, times=3) == [201] * 3
-    serve(items=create)
-    with pytest.raises(AssertionError, match="not serialized"):
-        assert_serialized(post_there, pause=10)
-
-
-@BUSY
 def test_only_named_views_count(serve: Any) -> None:
     """Views that may overlap are left out, by naming those that may not."""
     serve(items=lock("create_item")(create), free=create)
@@ -136,7 +113,6 @@ def test_only_named_views_count(serve: Any) -> None:
 
 
 async def post_async() -> Any:
-    """Asks for an item."""
     return await AsyncClient().post("/items")
 
 
@@ -154,7 +130,6 @@ async def test_the_async_client(serve: Any) -> None:
 
 
 def held_inside(request: HttpRequest) -> HttpResponse:
-    """Makes an item under a lock that nobody outside can see."""
     with locks["default"].hold("create_item"):
         return create_what_is_named(request)
 
@@ -214,12 +189,10 @@ def test_engines_end_with_their_use() -> None:
 
 
 def keepers() -> set[threading.Thread]:
-    """The threads that renew leases, each for one engine."""
     return {each for each in threading.enumerate() if each.name == "weblock-keeper"}
 
 
 def in_another_thread(default: Any) -> None:
-    """Acquires the key as somebody else."""
     with ThreadPoolExecutor(1) as threads:
         threads.submit(default.acquire, "key").result()
 
@@ -282,7 +255,6 @@ class WithoutDatabase(SimpleTestCase):
 
 
 def make_item() -> None:
-    """Makes an item."""
     with transaction.atomic():
         Item.objects.create()
 

@@ -24,7 +24,6 @@ bounded = pytest.mark.parametrize(
 
 
 def view(request: HttpRequest, pk: str) -> HttpResponse:
-    """A view."""
     return HttpResponse()
 
 
@@ -35,7 +34,6 @@ async def async_view(request: HttpRequest, pk: str) -> HttpResponse:
 
 @pytest.fixture(autouse=True)
 def only_ours(settings: Any) -> None:
-    """No other middleware."""
     settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
 
 

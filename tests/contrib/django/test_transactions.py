@@ -86,7 +86,6 @@ class Shop:
         return serve
 
     def overrun(self) -> list[int]:
-        """The statuses of a crowd's requests."""
         return sorted(at_once(CROWD, lambda: fetch("/items").status_code))
 
 
@@ -179,8 +178,6 @@ def test_without_the_middleware_a_transaction_outside_is_refused(
 
 
 def that_reads(get_response: Any) -> Any:
-    """Middleware that asks the database before the view does."""
-
     def serve(request: HttpRequest) -> Any:
         Item.objects.exists()
         return get_response(request)
@@ -200,8 +197,6 @@ def test_a_transaction_for_want_of_autocommit_is_refused(
 
 
 def in_a_transaction(get_response: Any) -> Any:
-    """Middleware that opens a transaction around everything."""
-
     def serve(request: HttpRequest) -> Any:
         with transaction.atomic():
             return get_response(request)
@@ -229,14 +224,12 @@ api = NinjaAPI(urls_namespace="weblock-transactions")
 @api.post("/items")
 @lock("create_item")
 def operation(request: Any) -> None:
-    """An operation of django-ninja, which the middleware cannot see."""
     Item.objects.create()
 
 
 @api_view(["POST"])
 @lock("create_item")
 def below_api_view(request: Any) -> Response:
-    """A view of REST framework, decorated where the middleware cannot see it."""
     Item.objects.create()
     return Response()
 
@@ -370,7 +363,6 @@ def test_what_was_committed_under_the_lease_is_told_as_it_is(
 
 
 def lose(request: Any) -> None:
-    """Has the lease taken away, and notices."""
     assert locks["default"].force_release("create_item")
     with suppress(LeaseLost):
         request.weblock.extend(1)
@@ -378,14 +370,12 @@ def lose(request: Any) -> None:
 
 
 def in_atomic_requests(request: Any) -> HttpResponse:
-    """A view whose transaction is the request's."""
     Item.objects.create()
     lose(request)
     return HttpResponse(status=201)
 
 
 def in_own_transaction(request: Any) -> HttpResponse:
-    """A view whose lease ends inside a transaction of its own."""
     with transaction.atomic():
         Item.objects.create()
         lose(request)
@@ -410,7 +400,6 @@ def on_another_database(request: Any) -> HttpResponse:
 
 
 def on_both_databases(request: Any) -> HttpResponse:
-    """A view with a transaction on each database, of which none is committed."""
     with transaction.atomic(), transaction.atomic("other"):
         Item.objects.create()
         on_another_database(request)
@@ -425,7 +414,6 @@ LOSERS = [
 
 
 def items() -> int:
-    """How many there are, in both databases."""
     return Item.objects.count() + Item.objects.using("other").count()
 
 

@@ -44,7 +44,6 @@ def answer_of(request: Any, pk: object) -> dict[str, Any]:
 
 
 async def async_answer_of(request: Any, pk: object) -> dict[str, Any]:
-    """The same, of an async view."""
     lease = request.weblock
     return {
         "keys": lease.keys,
@@ -55,20 +54,17 @@ async def async_answer_of(request: Any, pk: object) -> dict[str, Any]:
 
 @lock("item:{pk}")
 def function(request: HttpRequest, pk: str) -> HttpResponse:
-    """A plain view."""
     return JsonResponse(answer_of(request, pk))
 
 
 @lock("item:{pk}")
 async def coroutine_function(request: HttpRequest, pk: str) -> HttpResponse:
-    """An async view."""
     return JsonResponse(await async_answer_of(request, pk))
 
 
 @login_not_required
 @lock("item:{pk}")
 def below_another_decorator(request: HttpRequest, pk: str) -> HttpResponse:
-    """A view with another decorator outside."""
     return JsonResponse(answer_of(request, pk))
 
 
@@ -142,21 +138,18 @@ class RestOnPost(APIView):
 @lock("item:{pk}")
 @api_view(["POST"])
 def above_api_view(request: Any, pk: str) -> Response:
-    """A view of REST framework, decorated as a whole."""
     return Response(answer_of(request, pk))
 
 
 @api_view(["POST"])
 @lock("item:{pk}")
 def below_api_view(request: Any, pk: str) -> Response:
-    """A view of REST framework, decorated inside."""
     return Response(answer_of(request, pk))
 
 
 class Callable:
     @lock("item:{pk}")
     def __call__(self, request: HttpRequest, pk: str) -> HttpResponse:
-        """A view that is an object."""
         return JsonResponse(answer_of(request, pk))
 
 
@@ -166,7 +159,6 @@ class AsyncCallable:
 
     @lock("item:{pk}")
     async def __call__(self, request: HttpRequest, pk: str) -> HttpResponse:
-        """An async view that is an object."""
         return JsonResponse(await async_answer_of(request, pk))
 
 
@@ -206,7 +198,6 @@ class Rows(ModelViewSet):
 
 
 def undecorated(request: HttpRequest, pk: str, what: str) -> HttpResponse:
-    """A view that wants more than its URL gives."""
     return JsonResponse(answer_of(request, pk))
 
 
@@ -234,7 +225,6 @@ api = NinjaAPI(urls_namespace="weblock-tests")
 @api.post("/operation/{int:pk}")
 @lock("item:{pk}")
 def operation(request: HttpRequest, pk: int) -> dict[str, Any]:
-    """An operation of django-ninja."""
     return answer_of(request, pk)
 
 
@@ -244,7 +234,6 @@ async_api = NinjaAPI(urls_namespace="weblock-async-tests")
 @async_api.post("/operation/{int:pk}")
 @lock("item:{pk}")
 async def async_operation(request: HttpRequest, pk: int) -> dict[str, Any]:
-    """An async operation of django-ninja."""
     return await async_answer_of(request, pk)
 
 
@@ -367,7 +356,6 @@ def test_a_key_function_is_called_with_the_request(function: Any) -> None:
 
 @lock("item:{pk:int}")
 def any_spelling(request: HttpRequest, pk: str) -> HttpResponse:
-    """A view whose URL hands over text, and whose key says that it is a number."""
     return JsonResponse({"keys": request.weblock.keys})  # type: ignore[attr-defined]
 
 
@@ -413,14 +401,12 @@ class TestServiceFunctions:
 
     @staticmethod
     def blocking(request: HttpRequest) -> HttpResponse:
-        """A view whose service function is blocking."""
         lease = request_locks().acquire("wallet:7")
         free = locks["default"].try_acquire("wallet:7")
         return JsonResponse([isinstance(lease, Lease) and lease.held, free is None], safe=False)
 
     @staticmethod
     async def awaiting(request: HttpRequest) -> HttpResponse:
-        """A view whose service function is async."""
         lease = await request_locks().aacquire("wallet:7")
         free = await async_locks["default"].try_acquire("wallet:7")
         return JsonResponse(

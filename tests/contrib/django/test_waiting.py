@@ -57,14 +57,12 @@ def without_ours() -> set[int]:
 
 
 def waiters(key: str) -> int:
-    """How many wait for ``key``."""
     info = locks["default"].inspect(key)
     return len(info.waiters) if info else 0
 
 
 @pytest.fixture
 def logged_in(transactional_db: None) -> Callable[[], Client]:
-    """Makes clients whose sessions are read from the database before any view runs."""
     user = User.objects.create(username="ada")
 
     def make() -> Client:
@@ -345,8 +343,6 @@ committed: list[int] = []
 
 @async_only_middleware
 def committing(get_response: Any) -> Any:
-    """Middleware that commits when the view has returned, say."""
-
     async def middleware(request: Any) -> Any:
         response = await get_response(request)
         committed.append(response.status_code)
@@ -356,7 +352,6 @@ def committing(get_response: Any) -> Any:
 
 
 async def turns() -> None:
-    """Lets the event loop do what it has to."""
     for _ in range(100):
         await asyncio.sleep(0)
 
@@ -378,7 +373,6 @@ async def test_middleware_that_would_deadlock_is_refused(
 
 
 def only_sync(get_response: Any) -> Any:
-    """Middleware as people wrote it before Django 3.1."""
     return lambda request: get_response(request)  # noqa: PLW0108 - it is a middleware of its own
 
 

@@ -60,8 +60,6 @@ class Row(models.Model):
 
 @sync_and_async_middleware
 def read_a_row(get_response: Any) -> Any:
-    """Read a row for each request, as authentication does, if the view is about one."""
-
     def read(request: HttpRequest) -> None:
         if request.path.startswith("/rows"):
             request.row = Row.objects.using(LITE).get()  # type: ignore[attr-defined]
@@ -125,12 +123,10 @@ class Project(Driver):
         return path(route, view)
 
     def add_order(self) -> None:
-        """Insert a row."""
         with connections[LITE].cursor() as cursor:
             cursor.execute("INSERT INTO orders DEFAULT VALUES")
 
     def items(self, request: Any, **_: object) -> Any:
-        """Serve most of the routes."""
         self.site.handle(request.weblock)
         transaction.on_commit(self.site.commit, using=LITE)
         return HttpResponse("done")

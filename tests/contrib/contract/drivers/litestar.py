@@ -23,7 +23,6 @@ ITEM = lock("item:{item_id}")
 
 @post("/again/{item_id:int}", guards=[ITEM])
 async def again(request: Asked) -> str:
-    """Acquire the key that the request holds."""
     key = f"item:{request.path_params['item_id']}"
     return str((await request_locks().acquire(key, wait=0)).held)
 

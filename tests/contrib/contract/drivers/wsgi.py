@@ -32,7 +32,6 @@ class Driver(OverWsgi):
         return LockMiddleware(app, self.locks, rules)
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to an application."""
         app.config["PROPAGATE_EXCEPTIONS"] = False
         app.add_url_rule("/items/<int:item_id>", "items", self.handle, methods=["POST"])
         app.add_url_rule("/pairs/<int:a>/<int:b>", "pairs", self.handle, methods=["POST"])

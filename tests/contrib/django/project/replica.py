@@ -11,13 +11,10 @@ class Replica:
     """Sends reads to another database than writes."""
 
     def db_for_read(self, model: Any, **hints: Any) -> str:
-        """Return the replica."""
         return "other"
 
     def db_for_write(self, model: Any, **hints: Any) -> str:
-        """Return the primary."""
         return "default"
 
     def allow_relation(self, *_rows: Any, **_hints: Any) -> bool:
-        """Say that both are one database."""
         return True

@@ -44,7 +44,6 @@ TEMPLATES: list[dict[str, Any]] = [
 
 
 def _postgres(name: str) -> dict[str, Any]:
-    """A database on the server that the tests start, which says its port then."""
     return {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": name,
