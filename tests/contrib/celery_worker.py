@@ -18,6 +18,9 @@ app = Celery("worker", set_as_current=False)
 app.conf.update(
     broker_url=os.environ.get("TASKS_BROKER"),
     broker_connection_retry_on_startup=True,
+    broker_transport_options={
+        "visibility_timeout": int(os.environ.get("TASKS_VISIBILITY", "3600"))
+    },
     worker_prefetch_multiplier=1,
 )
 web = WebLock(app, os.environ.get("TASKS_LOCKS"), wait=None)
@@ -51,6 +54,7 @@ def killed():
 
 @app.task(
     name="unique",
+    bind=True,
     lock="unique:{0}",
     unique="raise",
     unique_for=60,
@@ -58,10 +62,13 @@ def killed():
     acks_late=True,
     reject_on_worker_lost=True,
 )
-def unique(_key, name):
-    """Is killed inside its lock the first time if its name says so; ends when it may."""
-    if begun(name) and name == "killed":
+def unique(self, _key, name):
+    """Is killed inside its lock, or tries again, the first time if its name says so; ends when it may."""
+    first = begun(name)
+    if first and name == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if first and name == "retried":
+        raise self.retry(countdown=3)
     while not (FOLDER / f"go-{name}").exists():
         time.sleep(0.01)
     lease_of().check()

@@ -52,7 +52,7 @@ class Site:
         }
 
     @contextmanager
-    def worker(self, name, pool):
+    def worker(self, name, pool, *options):
         """A worker that is ready; its log is shown if the test fails."""
         log = self.log_of(name)
         command = [
@@ -65,7 +65,8 @@ class Site:
         ]
         alone = ("--without-gossip", "--without-mingle", "--without-heartbeat")
         named = ("--hostname", f"{name}@test", "--loglevel", "INFO")
-        process = spawn([*command, *alone, *named, *POOLS[pool]], log=log, env=self.env)
+        command += [*alone, *named, *POOLS[pool], *options]
+        process = spawn(command, log=log, env=self.env)
         try:
             eventually(lambda: " ready." in log.read_text())
             yield process
@@ -140,10 +141,7 @@ def test_another_worker_goes_on(site, pool):
         site.send("first")
         begun = site.folder / "begun-first"
         eventually(lambda: begun.exists() and begun.read_text())
-        worker.kill()
-        with suppress(ProcessLookupError):  # Only a process of a prefork pool is still there.
-            os.kill(int(begun.read_text()), signal.SIGKILL)
-        worker.wait()
+        killed(worker, begun)
     (site.folder / "inside").unlink()
     with site.worker("two", pool):
         site.send("second", "third")
@@ -152,44 +150,133 @@ def test_another_worker_goes_on(site, pool):
     eventually(lambda: site.holder is None)
 
 
-@pytest.mark.parametrize(
-    "pool",
-    [pool if pool == "prefork" or LONG else pytest.param(pool, marks=SKIPPED) for pool in POOLS],
-)
-def test_a_unique_task_and_its_workers(site, pool):
-    """Whatever becomes of a unique task, the next one is sent when it has ended, and not before."""
+def killed(worker, begun):
+    """Kills a worker together with the process that has written its id into a file."""
+    worker.kill()
+    with suppress(ProcessLookupError):  # Only a process of a prefork pool is still there.
+        os.kill(int(begun.read_text()), signal.SIGKILL)
+    worker.wait()
+
+
+@pytest.fixture
+def unique(site):
+    """The task ``unique`` of ``celery_worker``, as it is sent."""
     WebLock(site.client, site.locks)
 
     @site.client.task(name="unique", lock="unique:{0}", unique="raise", unique_for=60)
     def unique(_key, _name):
         """What the worker does is in ``celery_worker``."""
 
-    def is_refused(name):
-        try:
-            unique.delay("k", name)
-        except AlreadyQueued:
-            return True
-        return False
+    return unique
 
-    with site.worker("one", pool) as worker:
-        revoked = unique.apply_async(("k", "revoked"), countdown=2)
+
+def is_queued(unique):
+    """Whether the key is taken, so that another task is not sent."""
+    try:
+        unique.delay("k", "another")
+    except AlreadyQueued:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [pool if pool == "prefork" or LONG else pytest.param(pool, marks=SKIPPED) for pool in POOLS],
+)
+def test_a_unique_task_in_a_worker(site, unique, pool):
+    """Whatever becomes of a unique task, the next one is sent when it has ended, and not before."""
+
+    def is_free():
+        return site.locks.inspect("unique:k") is None
+
+    lost = site.client.task(name="lost", lock="unique:k", unique="raise", unique_for=0.5)(is_free)
+    lost.delay()
+    site.client.control.purge()
+    eventually(is_free)
+    options = ("--max-tasks-per-child", "1") if pool == "prefork" else ()
+    with site.worker("one", pool, *options) as worker:
+        eventually(
+            lambda: site.client.control.ping(timeout=1, limit=1)
+        )  # It listens to revocations.
+        revoked = unique.apply_async(("k", "revoked"), countdown=3)  # Longer than the worker's ttl.
         site.client.control.revoke(revoked.id)
-        assert is_refused("second")
-        eventually(lambda: site.locks.inspect("unique:k") is None)
+        assert is_queued(unique)
+        eventually(is_free)
         assert not (site.folder / "begun-revoked").exists()
+
+        unique.apply_async(("k", "later"), countdown=3)
+        assert is_queued(unique)
+        site.told("begun-later")
+        assert is_queued(unique)
+        site.let_end("later")
+        eventually(is_free)
+
+        unique.delay("k", "retried")
+        site.told("begun-retried")
+        eventually(lambda: site.locks.inspect("unique:k").remaining > 30)  # It waits again.
+        assert is_queued(unique)
+        site.let_end("retried")
+        site.told("ended-retried")
+        eventually(is_free)
+
+        if pool in {"prefork", "gevent"}:  # Celery cannot terminate a task of the others.
+            terminated = unique.delay("k", "terminated")
+            site.told("begun-terminated")
+            site.client.control.revoke(terminated.id, terminate=True)
+            eventually(is_free)
+            assert not (site.folder / "ended-terminated").exists()
         if pool == "prefork":
             unique.delay("k", "killed")
             site.told("begun-killed")
-            assert is_refused("second")
+            assert is_queued(unique)
             site.let_end("killed")
             site.told("ended-killed")
-            eventually(lambda: site.locks.inspect("unique:k") is None)
+            eventually(is_free)
         unique.delay("k", "last")
         site.told("begun-last")
-        assert is_refused("second")
+        assert is_queued(unique)
         worker.send_signal(signal.SIGTERM)
         eventually(lambda: "Warm shutdown" in site.log_of("one").read_text())
         site.let_end("last")
         assert worker.wait() == 0
-        site.told("ended-last")
-    assert site.locks.inspect("unique:k") is None
+        site.told("ended-later", "ended-last")
+    assert is_free()
+
+
+LOST = {"solo", "gevent"}
+"""Celery acknowledges the message of a task that is stopped by a cold shutdown in these pools."""
+
+
+@pytest.mark.parametrize(
+    ("pool", "end"),
+    [
+        pytest.param(pool, end, marks=() if (pool, end) == ("prefork", "cold") or LONG else SKIPPED)
+        for pool in POOLS
+        for end in ("cold", "killed")
+        if (pool, end) != ("threads", "cold")  # It waits for its tasks.
+    ],
+)
+def test_a_unique_task_outlives_its_worker(site, unique, pool, end):
+    """After a cold shutdown or a kill, the key is free, and the next worker runs what is delivered again."""
+    with site.worker("one", pool) as worker:
+        unique.delay("k", "first")
+        begun = site.folder / "begun-first"
+        eventually(lambda: begun.exists() and begun.read_text())
+        if end == "killed":
+            killed(worker, begun)
+        else:
+            worker.send_signal(signal.SIGQUIT)
+            worker.wait()
+    assert not (site.folder / "ended-first").exists()
+    begun.unlink()
+    eventually(lambda: site.locks.inspect("unique:k") is None)
+    if end == "cold" and pool in LOST:
+        return
+    with site.client.connection_for_write(transport_options={"visibility_timeout": 0}) as broker:
+        broker.default_channel.qos.restore_visible()
+    with site.worker("two", pool):
+        site.told("begun-first")
+        assert is_queued(unique)
+        site.let_end("first")
+        site.told("ended-first")
+        eventually(lambda: site.locks.inspect("unique:k") is None)
