@@ -18,6 +18,7 @@ from fastapi import (
     WebSocket,
     routing,
 )
+from fastapi.security import HTTPBearer
 from pydantic import (
     AfterValidator,
     AliasChoices,
@@ -226,6 +227,16 @@ class TestParameterModels:
 
 async def plain() -> None:
     """An endpoint that declares nothing."""
+
+
+@pytest.mark.parametrize("first", ["lock", "authentication"])
+async def test_a_lock_before_authentication_is_warned_of(app, caplog, first):
+    """When the application starts: anonymous requests would fill the queue, and get 409 instead of 401."""
+    both = [Depends(lock("items")), Depends(HTTPBearer())]
+    app.post("/", dependencies=both if first == "lock" else both[::-1])(plain)
+    await started(app)
+    text = "POST /: lock('items') is acquired before authentication"
+    assert (text in caplog.text) == (first == "lock")
 
 
 class TestNames:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, routing
 from fastapi.security.base import SecurityBase
@@ -22,6 +22,8 @@ from .declared import wanted_of
 from .dependency import LockDependency
 from .guarding import guarding
 from .idempotency import IdempotentDependency
+
+EARLY: Final = "before authentication"
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,18 @@ class LockingRoute:
 def check_keys(routes: Sequence[Any]) -> None:
     """Raise ``ConfigurationError`` for a lock that can never work on its route, naming both.
 
-    Warns of a key that is made of a part of the path as the URL spells it.
+    Warns of a key that is made of a part of the path as the URL spells it, and of a lock for which strangers
+    can wait, because the route authenticates after it.
     """
     for found in locking_routes(routes):
+        for lock in found.locks:
+            if _order_of(lock, found.route.dependant).startswith(EARLY):
+                logger.warning(
+                    "%s: %r is acquired before authentication, so that anonymous requests wait for it, and"
+                    " fill its queue: put the authentication in front of the lock, in the decorator's"
+                    " dependencies or the parameters",
+                    *(found, lock),
+                )
         for text, never_works in (*_faults_of_once(found), *_faults(found)):
             if never_works:
                 raise ConfigurationError(text)
@@ -172,7 +183,7 @@ def _order_of(lock: LockDependency, dependant: Any) -> str:
     names = ", ".join(before)
     if any(secured[:at]):
         return f"after authentication: {names}"
-    told = ["before authentication"] if any(secured) else []
+    told = [EARLY] if any(secured) else []
     told += [f"after {names}"] if before else []
     return ", ".join(told) or "before all other dependencies"
 
