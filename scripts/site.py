@@ -1,10 +1,12 @@
 """Prepares the pages of docs/ for the site that ``scripts/docs`` builds (a hook of MkDocs).
 
-In the checkout, the pages link to files beside docs/, and have comments that only the tests read.
+In the checkout, the pages link to files outside docs/, and have comments that only the tests read. On the
+site, the name of a test is a link to it, and ``llms.txt`` lists the pages for language models.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import posixpath
 import re
@@ -16,10 +18,24 @@ _log = logging.getLogger("mkdocs.hooks.site")  # Its warnings fail a strict buil
 
 _HIDDEN = re.compile(r"^<!-- test\n.*?^-->\n?", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s]+)\)")
+_TEST = re.compile(r"`(test_\w+)`")
+
+
+@functools.cache
+def _tests() -> dict[str, str]:
+    """Where each test is, from the top of the checkout."""
+    return {
+        name: f"{path.relative_to(_TOP)}#L{number}"
+        for path in sorted(_TOP.glob("tests/**/test_*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)", line)
+    }
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: object) -> str:
     """Remove what only the tests read, and point links to other files to the repository."""
+
+    source = f"{config.repo_url.rstrip('/')}/blob/main"
 
     def linked(link: re.Match[str]) -> str:
         folder = posixpath.dirname(page.file.src_uri)
@@ -33,6 +49,19 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: object) -> s
                 link[1],
                 target,
             )
-        return f"]({config.repo_url.rstrip('/')}/blob/main/{target})"
+        return f"]({source}/{target})"
 
-    return _LINK.sub(linked, _HIDDEN.sub("", markdown))
+    def test(named: re.Match[str]) -> str:
+        place = _tests().get(named[1])
+        return f"[{named[0]}]({source}/{place})" if place else named[0]
+
+    return _TEST.sub(test, _LINK.sub(linked, _HIDDEN.sub("", markdown)))
+
+
+def on_env(env: object, *, config: Any, files: Any) -> None:
+    """Write ``llms.txt``, when the titles of all pages are known."""
+    pages = [file.page for file in files.documentation_pages() if file.inclusion.is_in_nav()]
+    lines = [f"- [{page.title}]({page.canonical_url})" for page in pages]
+    text = f"# {config.site_name}\n\n> {config.site_description}\n\n## Pages\n\n" + "\n".join(lines)
+    Path(config.site_dir).mkdir(parents=True, exist_ok=True)
+    Path(config.site_dir, "llms.txt").write_text(f"{text}\n")
