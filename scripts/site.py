@@ -34,7 +34,6 @@ def _tests() -> dict[str, str]:
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: object) -> str:
     """Remove what only the tests read, and point links to other files to the repository."""
-
     source = f"{config.repo_url.rstrip('/')}/blob/main"
 
     def linked(link: re.Match[str]) -> str:
@@ -58,7 +57,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: object) -> s
     return _TEST.sub(test, _LINK.sub(linked, _HIDDEN.sub("", markdown)))
 
 
-def on_env(env: object, *, config: Any, files: Any) -> None:
+def on_env(_env: object, *, config: Any, files: Any) -> None:
     """Write ``llms.txt``, when the titles of all pages are known."""
     pages = [file.page for file in files.documentation_pages() if file.inclusion.is_in_nav()]
     lines = [f"- [{page.title}]({page.canonical_url})" for page in pages]
