@@ -15,7 +15,9 @@ from ..kit.guarding import DATABASE_GUARD, GuardKind
 from ..wsgi.request import ENVIRON_KEY, RequestLocks
 
 if TYPE_CHECKING:
+    from ..kit.idempotency import Asked, IdempotencySpec
     from ..sqlalchemy import Sessions
+    from ..sqlalchemy.idempotency import OneTransaction
 
 _GUARDED: Final = "weblock.guarded"
 """Where a request notes the leases that guard its sessions, each with the seconds that its guard waits."""
@@ -77,6 +79,21 @@ class Database:
             self._sessions.end_reading()
             self._sessions.guard(lease, wait=self._wait)
             guarded.append((lease, self._wait))
+
+    def one_transaction(self, spec: IdempotencySpec, asked: Asked) -> OneTransaction:
+        """Return the transaction of an idempotent request, for ``db.session``; what it has read is ended.
+
+        Raises ``ConfigurationError`` if there is none, or if it cannot join a transaction.
+        """
+        if self._sessions is None:
+            raise ConfigurationError(
+                "@locks.idempotent stores answers with the db.session of Flask-SQLAlchemy, which this"
+                " application does not have: install it"
+            )
+        from ..sqlalchemy.idempotency import OneTransaction
+
+        self._sessions.end_reading()
+        return OneTransaction(self._sessions.current(), spec, asked)
 
     def around(self, app: WSGIApplication) -> WSGIApplication:
         """Return the application; a session that outlives a request is not guarded after it.

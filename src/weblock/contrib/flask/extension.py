@@ -28,11 +28,23 @@ from ..kit import (
     refuse_other_application,
 )
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, LOCK_WAIT, GuardKind, refuse_guard
+from ..kit.idempotency import HEADER, KEEP, MAX_ANSWERS, MAX_BODY, IdempotencySpec
 from ..wsgi import RequestLayer, Rewrite
 from ..wsgi.layer import Answer, respond_with
 from .commands import commands
 from .database import Database
-from .views import GIVEN, NAME, Installed, acquire, decorated, installed, locks_of, refuse_unlocked
+from .idempotency import decorated_once
+from .views import (
+    GIVEN,
+    NAME,
+    Installed,
+    acquire,
+    decorated,
+    installed,
+    locks_of,
+    refuse_reads,
+    refuse_unlocked,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -165,6 +177,50 @@ class WebLock:
         setattr(decorate, GIVEN, keys)
         return decorate
 
+    def idempotent(
+        self,
+        *,
+        caller: Callable[[], Any] | str,
+        wait: Duration | None = 0,
+        header: str = HEADER,
+        keep: Duration = KEEP,
+        max_answers: int = MAX_ANSWERS,
+        max_body: int = MAX_BODY,
+    ) -> Callable[[F], F]:
+        """Decorate a view so that each request is executed once: ``@locks.idempotent(caller=user_id)``.
+
+        A request that is sent again with the same ``Idempotency-Key`` gets the stored answer to the first
+        one, marked ``Idempotency-Replayed: true``. The answer is stored in the transaction of Flask-SQLAlchemy's
+        ``db.session``: weblock commits both when the view has returned, and what the view commits is a
+        savepoint. An exception that leaves the view, and a response with 409, 429 or from 500 on, roll
+        everything back. The decorator stands below the decorator of the route.
+
+        Args:
+            caller: A function that returns the id of the user who sends the request: a string, an int or a
+                UUID. ``"anonymous"`` if all clients share their keys, and may read the answers of one another.
+            wait: How many seconds to wait for a request with the same key that is running; then, and by
+                default at once, the answer is 409.
+            header: The name of the header that has the key.
+            keep: For how many seconds an answer is stored. Default: 24 hours.
+            max_answers: How many answers are stored for a caller; at that number, new keys are answered
+                with 429.
+            max_body: How many bytes a response has at most. A longer one, and a stream, raise
+                ``AnswerNotStored``, and nothing is committed.
+
+        Raises:
+            ConfigurationError: An option cannot work.
+        """
+        spec = IdempotencySpec.written(
+            caller, wait=wait, header=header, keep=keep, max_answers=max_answers, max_body=max_body
+        )
+
+        def decorate(view: F) -> F:
+            found = decorated_once(view, spec)
+            self._views.append(found)
+            return found
+
+        return decorate
+
     def acquire(
         self, *keys: str, guard: GuardKind | None = None, **options: Unpack[HoldOptions]
     ) -> Lease:
@@ -241,6 +297,7 @@ def _begin(found: Installed) -> None:
         if not found.has_begun:
             _refuse_late_settings(found)
             refuse_unlocked(found)
+            refuse_reads(found)
             found.database.watch()
             found.has_begun = True
 
@@ -283,5 +340,6 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
                 yield Locked(what, lock.keys, lock.said, found.locks, guard, order)
         _refuse_late_settings(found)
         refuse_unlocked(found)
+        refuse_reads(found)
     except ConfigurationError as error:
         yield error

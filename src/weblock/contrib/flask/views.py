@@ -14,6 +14,7 @@ from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, signature_of
 from ...sync import Lease, Locks
 from ..kit import LockSpec, request_values, wanted_by
+from ..kit.idempotency import refuse_safe
 from ..wsgi import request_locks
 from ..wsgi.request import headers_of, query_of
 from .database import Database
@@ -27,6 +28,9 @@ LEASE_KEY: Final = "weblock.lease"
 """Where in ``environ`` the lease of the view is."""
 
 _MARK: Final = "weblock_locks"
+
+ONCE: Final = "weblock_once"
+"""The attribute of a view that is executed once for each idempotency key: its ``IdempotencySpec``."""
 
 GIVEN: Final = "weblock_keys"
 """The attribute of a decorator that has not got its view yet: what it was given for keys."""
@@ -172,11 +176,20 @@ def refuse_unlocked(installed: Installed) -> None:
     for view in installed.views:
         # Decorators may stand between the route and the function: any layer may be what Flask calls.
         if view not in locked and any(layer in known for layer in _layers(view)):
+            ours = "@locks.idempotent" if hasattr(view, ONCE) else "@locks.lock"
             raise ConfigurationError(
-                f"{view.__qualname__} is served without its lock: put @locks.lock below the"
+                f"{view.__qualname__} is served without its lock: put {ours} below the"
                 " decorator of its route, next to the function. If this route needs no lock, put"
-                " @locks.lock on another function, which calls this one"
+                f" {ours} on another function, which calls this one"
             )
+
+
+def refuse_reads(installed: Installed) -> None:
+    """Raise ``ConfigurationError`` for a view that is to be executed once, and serves GET."""
+    for rule in installed.app.url_map.iter_rules():
+        view = installed.app.view_functions.get(rule.endpoint)
+        if hasattr(view, ONCE):  # Flask adds HEAD and OPTIONS by itself.
+            refuse_safe((rule.methods or set()) - {"HEAD", "OPTIONS"}, f"the route {rule.rule}")
 
 
 def _layers(view: Any) -> Iterator[object]:

@@ -163,6 +163,10 @@ class Sessions:
         if self._sessions.registry.has():
             guard(self._sessions(), lease, fence=True, wait=wait)
 
+    def current(self) -> Session:
+        """Return the current session, which is made if there is none."""
+        return self._sessions()
+
     def remove(self) -> None:
         """Close the current session, and forget it."""
         self._sessions.remove()

@@ -1,0 +1,211 @@
+"""``@locks.idempotent(...)``: each request to a Flask view is executed once."""
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from flask import Flask, Response, abort, jsonify, redirect, request
+from flask_sqlalchemy import SQLAlchemy
+
+from tests.servers.postgres import shared_postgres
+from weblock import ConfigurationError, Locks
+from weblock.contrib.flask import WebLock
+from weblock.contrib.sqlalchemy import answer_table
+
+
+class Shop:
+    """An application with a database."""
+
+    def __init__(self, locks: Locks, url: str) -> None:
+        self.db = db = SQLAlchemy()
+        self.web = WebLock(locks=locks)
+        self.app = Flask(__name__)
+        self.app.config["SQLALCHEMY_DATABASE_URI"] = url
+        self.web.init_app(self.app)
+        db.init_app(self.app)
+        self.answers = answer_table(db.metadata)
+        self.ran: list[str] = []
+
+        class Order(db.Model):
+            __tablename__ = "flask_order"
+            id = db.Column(db.Integer, primary_key=True)
+
+        self.order = Order
+        with self.app.app_context():
+            db.drop_all()
+            db.create_all()
+
+    def add(self, path, end, **options):
+        """A view that commits an order, and ends in its way."""
+
+        @self.app.post(path, endpoint=path)
+        @self.web.idempotent(**{"caller": lambda: request.headers["X-User"], **options})
+        def view():
+            self.ran.append(path)
+            self.db.session.add(self.order())
+            self.db.session.commit()
+            return end()
+
+    def post(self, path="/orders", key="key", user="anna", **more):
+        headers = {"Idempotency-Key": key, "X-User": user}
+        return self.app.test_client().post(path, headers=headers, **more)
+
+    def rows(self):
+        with self.app.app_context():
+            return tuple(
+                self.db.session.scalar(self.db.select(self.db.func.count()).select_from(table))
+                for table in (self.order.__table__, self.answers)
+            )
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shop(request, url, tmp_path):
+    """A shop with a database of each kind."""
+    with Locks.from_url(url) as locks:
+        on_server = request.param == "postgresql"
+        database = (
+            shared_postgres().url(driver="psycopg") if on_server else f"sqlite:///{tmp_path}/db"
+        )
+        found = Shop(locks, database)
+        yield found
+        with found.app.app_context():
+            assert found.db.engine.pool.checkedout() == 0
+            found.db.engine.dispose()
+
+
+def test_a_request_that_is_sent_again_gets_the_same_answer(shop):
+    """It is marked; functions after the request run again; neither another user nor another body gets it."""
+    shop.add("/orders", lambda: (jsonify(n=len(shop.ran)), 201, {"X-A": "é", "Set-Cookie": "a=b"}))
+
+    @shop.app.after_request
+    def mark(response):
+        response.headers["X-Again"] = "yes"
+        return response
+
+    first, again = shop.post(), shop.post(key='"key"')
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert first.get_data() == again.get_data()
+    assert again.headers["Idempotency-Replayed"] == "true"
+    assert "Idempotency-Replayed" not in first.headers
+    assert (first.headers["X-A"], first.headers["X-Again"]) == ("é", "yes")
+    assert (again.headers["X-A"], again.headers["X-Again"]) == ("é", "yes")
+    assert "Set-Cookie" in first.headers
+    assert "Set-Cookie" not in again.headers
+    assert shop.post(data=b"other").status_code == 422
+    assert shop.post(key="").status_code == 400
+    assert shop.post(user="bert").status_code == 201
+    assert shop.rows() == (2, 2)
+
+
+@pytest.mark.parametrize("how", ["raised", "failed", "409", "503", "stream", "long"])
+def test_what_is_not_stored_is_not_committed(shop, how):
+    """Though the view has committed: so a retry can be executed."""
+    ends = {
+        "raised": lambda: abort(404),
+        "failed": lambda: 1 // 0,
+        "stream": lambda: Response(iter(["a"])),
+        "long": lambda: "x" * 1000,
+    }
+    shop.add("/orders", ends.get(how, lambda: ("", int(how))), max_body=100)
+    statuses = {"raised": 404, "409": 409, "503": 503}
+    for _ in range(2):
+        assert shop.post().status_code == statuses.get(how, 500)
+    assert shop.rows() == (0, 0)
+    assert len(shop.ran) == 2
+
+
+def test_an_error_that_was_returned_and_a_redirect_are_stored(shop):
+    """A view that returns them has decided."""
+    shop.add("/422", lambda: ("no", 422))
+    shop.add("/302", lambda: redirect("/x"))
+    for path in ("/422", "/302"):
+        answers = [shop.post(path) for _ in range(2)]
+        assert [each.status_code for each in answers] == [int(path[1:])] * 2
+        assert answers[1].headers["Idempotency-Replayed"] == "true"
+    assert shop.rows() == (2, 2)
+
+
+def test_forms_are_compared_by_their_parts(shop):
+    """A client chooses another boundary each time."""
+    shop.add("/orders", lambda: request.form["a"] + request.files["f"].read().decode())
+
+    def form(content, boundary=None):
+        data = {"a": "x", "f": (io.BytesIO(content), "name")}
+        return shop.post(data=data, content_type="multipart/form-data")
+
+    assert form(b"1").text == form(b"1").text == "x1"
+    assert form(b"2").status_code == 422
+    assert shop.rows() == (1, 1)
+
+
+def test_many_at_once_are_executed_once(shop):
+    """The others wait, and get the answer."""
+    shop.add("/orders", lambda: str(len(shop.ran)), wait=30)
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(lambda _: shop.post(), range(8)))
+    assert {each.text for each in answers} == {"1"}
+    assert shop.rows() == (1, 1)
+
+
+def test_of_two_that_were_executed_only_one_is_committed(shop):
+    """Without any lock, the database rejects the second: it gets the answer of the first."""
+    with Locks.from_url("noop://") as unlocked:
+        other = Shop(unlocked, shop.app.config["SQLALCHEMY_DATABASE_URI"])
+
+        @other.app.post("/orders")
+        @other.web.idempotent(caller="anonymous")
+        def view():
+            other.ran.append("ran")
+            if len(other.ran) == 1:  # It is overtaken before it uses the database.
+                with ThreadPoolExecutor(1) as client:
+                    answers.append(client.submit(other.post).result())
+            other.db.session.add(other.order())
+            other.db.session.commit()
+            return str(len(other.ran))
+
+        answers = []
+        late = other.post()
+        assert [late.text, answers[0].text] == ["2", "2"]
+        assert late.headers["Idempotency-Replayed"] == "true"
+        assert other.ran == ["ran", "ran"]
+        assert other.rows() == (1, 1)
+        with other.app.app_context():
+            other.db.engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("methods", "why"),
+    [(["POST"], "install it"), (["GET", "POST"], "GET requests can be repeated")],
+)
+def test_what_cannot_work_is_rejected_before_it_runs(url, methods, why):
+    """Without Flask-SQLAlchemy there is no transaction, and what only reads needs none."""
+    app, web = Flask(__name__), WebLock(locks=url)
+    web.init_app(app)
+    app.testing = True
+
+    @app.route("/orders", methods=methods)
+    @web.idempotent(caller="anonymous")
+    def create(): ...
+
+    with pytest.raises(ConfigurationError, match=why):
+        app.test_client().post("/orders", headers={"Idempotency-Key": "key"})
+    with pytest.raises(TypeError):
+        web.idempotent(caller="anonymous")(Flask)
+    with app.app_context():
+        web.locks.close()
+
+
+def test_a_decorator_above_the_route_is_found(url):
+    """Flask would call the function inside it."""
+    app, web = Flask(__name__), WebLock(locks=url)
+    web.init_app(app)
+    app.testing = True
+
+    @web.idempotent(caller="anonymous")
+    @app.post("/orders")
+    def create(): ...
+
+    with pytest.raises(ConfigurationError, match=r"put @locks.idempotent below"):
+        app.test_client().post("/orders")
+    with app.app_context():
+        web.locks.close()
