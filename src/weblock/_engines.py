@@ -11,7 +11,7 @@ from ._core.acquiring import Locker
 from ._core.ports import Engine, Runtime, Store
 from ._core.reporting import Health, Observers
 from ._platform.collector import end_later
-from ._platform.forks import Mutex, enter_child, getpid, heed_forks, process
+from ._platform.forks import Mutex, enter_child, getpid, process, reset_after_fork
 from ._platform.threads import refuse_subinterpreter
 from ._runtime.blocking import KeeperThread
 from .stores import url as urls
@@ -51,7 +51,7 @@ class _InUse:
         self.engine = engine
         self.users: set[User] = set()
         self._begin()
-        heed_forks(self)  # After the engine, which has a new state by then.
+        reset_after_fork(self)  # After the engine, which has a new state by then.
 
     def _begin(self) -> None:
         self.thread = KeeperThread(self.engine)

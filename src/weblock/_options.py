@@ -15,7 +15,7 @@ from ._core.acquiring import Attempts
 from ._core.holding import DRIFT, Terms
 from ._core.ports import SCOPES
 from ._core.table import SHARED
-from ._platform.forks import heed_forks
+from ._platform.forks import reset_after_fork
 from ._runtime.observing import Observer, as_observers
 from .errors import ConfigurationError
 from .events import Event
@@ -140,7 +140,7 @@ class Options:
         self._engine: Engine | None = None
         self._settle()
         if given.get("label") is None:
-            heed_forks(self)
+            reset_after_fork(self)
 
     def check_on(self, engine: Engine) -> None:
         """Check from now on what this engine cannot do, too. Raises ``ConfigurationError``."""

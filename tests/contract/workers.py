@@ -194,7 +194,7 @@ def inside_everything() -> Iterator[None]:
 def _mutexes() -> Iterator[Any]:
     """The mutexes that objects of weblock have, also as a part of an event or condition."""
     ours = [each for each in gc.get_objects() if str(type(each).__module__).startswith("weblock.")]
-    for each in (*ours, *forks._heeding.values()):  # Those that are frozen are no garbage's.
+    for each in (*ours, *forks._resetting.values()):  # Those that are frozen are no garbage's.
         parts = gc.get_referents(each)
         for part in (*parts, *(value for d in parts if type(d) is dict for value in d.values())):
             condition = getattr(part, "_cond", part)

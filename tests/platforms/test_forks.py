@@ -6,7 +6,7 @@ import os
 import sys
 
 from tests.support.forks import fork
-from weblock._platform.forks import heed_forks
+from weblock._platform.forks import reset_after_fork
 
 
 class Heeding:
@@ -37,7 +37,7 @@ def test_each_is_called_once_in_the_order_of_their_coming(monkeypatch) -> None:
     forgotten = Heeding(b"3", end)
     last = Heeding(b"4", end)
     for each in (first, failing, forgotten, last, first):
-        heed_forks(each)
+        reset_after_fork(each)
     del forgotten, each
     child = fork()
     if not child:

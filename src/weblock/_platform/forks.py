@@ -6,7 +6,7 @@ have held. None of them is of any use to the child. So the child drops all of it
 
 - What has an open file or socket calls ``close_in_children``. The child closes its copy of the descriptor
   behind the back of the driver or event loop that has opened it, which could disturb the parent.
-- What has a state that belongs to the process calls ``heed_forks``. Its ``after_fork`` makes a new state,
+- What has a state that belongs to the process calls ``reset_after_fork``. Its ``after_fork`` makes a new state,
   as ``__init__`` does. An engine is one such object, so the connections, threads and memories below it
   need not know of forks. Its keeper and its stores are made anew, too (``_engines``).
 - A mutex that is no part of such a state is a ``Mutex``.
@@ -35,7 +35,7 @@ from contextlib import ExitStack, suppress
 from os import getpid
 from typing import Final, Protocol
 
-__all__ = ["Mutex", "close_in_children", "enter_child", "getpid", "heed_forks", "process"]
+__all__ = ["Mutex", "close_in_children", "enter_child", "getpid", "process", "reset_after_fork"]
 
 
 class Forking(Protocol):
@@ -68,7 +68,7 @@ process: Final = _Process()
 """Its id differs from ``getpid()`` in a child that has not replaced the objects of its parent."""
 
 # By identity, since some that heed forks compare by value and cannot be hashed.
-_heeding: Final[weakref.WeakValueDictionary[int, Forking]] = weakref.WeakValueDictionary()
+_resetting: Final[weakref.WeakValueDictionary[int, Forking]] = weakref.WeakValueDictionary()
 
 _open: Final[weakref.WeakValueDictionary[int, Open]] = weakref.WeakValueDictionary()
 
@@ -79,12 +79,12 @@ _entering: Final[dict[int, threading.RLock]] = {}
 """By process id, because the mutex of another process may stay locked in its children."""
 
 
-def heed_forks(forking: Forking) -> None:
+def reset_after_fork(forking: Forking) -> None:
     """Call ``forking.after_fork()`` in each child of this process, for as long as it is in use.
 
     Objects are called in the order in which they were first passed here.
     """
-    _heeding[id(forking)] = forking
+    _resetting[id(forking)] = forking
 
 
 def close_in_children(opened: Open) -> None:
@@ -113,13 +113,13 @@ def _replace_inherited() -> None:
         if collects:
             calls.callback(gc.enable)
         calls.callback(setattr, process, "pid", getpid())
-        heeding, opened = list(_heeding.values()), list(_open.values())
-        for forking in reversed(heeding):
+        resetting, opened = list(_resetting.values()), list(_open.values())
+        for forking in reversed(resetting):
             calls.callback(forking.after_fork)
         for each in opened:
             calls.callback(_close_copy, each)
         _open.clear()
-        _inherited.append((opened, [vars(forking).copy() for forking in heeding]))
+        _inherited.append((opened, [vars(forking).copy() for forking in resetting]))
 
 
 def _close_copy(opened: Open) -> None:
@@ -149,7 +149,7 @@ class Mutex:
 
     def __init__(self, *, delays_forks: bool = False) -> None:
         self.after_fork()
-        heed_forks(self)
+        reset_after_fork(self)
         if delays_forks and hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self._enter, after_in_parent=self._leave)
 

@@ -16,7 +16,7 @@ import sys
 from typing import Any, Final
 
 from ..errors import ConfigurationError
-from .forks import heed_forks
+from .forks import reset_after_fork
 
 _PATCHERS: Final = {
     "gevent": ("gevent.monkey", "is_module_patched", "threading"),
@@ -39,7 +39,7 @@ class _Home:
 
     def __init__(self) -> None:
         self.after_fork()
-        heed_forks(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         self.hub: Any = None

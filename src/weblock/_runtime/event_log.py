@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .._platform.forks import heed_forks
+from .._platform.forks import reset_after_fork
 from .._platform.logs import and_others, audit, logger, printable
 from .._platform.threads import BackgroundThread
 from ..events import (
@@ -232,7 +232,7 @@ class _Floods:
 
     def __init__(self) -> None:
         self.after_fork()
-        heed_forks(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         self._guard = threading.RLock()  # A finalizer inside may have to log, too.

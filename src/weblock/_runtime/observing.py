@@ -16,7 +16,7 @@ from queue import Empty
 from typing import Any, Final
 
 from .._core.reporting import Listener, Observers
-from .._platform.forks import enter_child, getpid, heed_forks, process
+from .._platform.forks import enter_child, getpid, process, reset_after_fork
 from .._platform.logs import logger
 from .._platform.threads import BackgroundThread
 from ..errors import ConfigurationError
@@ -53,7 +53,7 @@ class CallQueue:
         self._name = name
         self._most = most
         self.after_fork()
-        heed_forks(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """Drop the queue in a forked child: the calls are made in the parent."""
@@ -296,7 +296,7 @@ class _Everywhere:
         self._audiences: weakref.WeakSet[Audience] = weakref.WeakSet()
         self._changes: deque[Change] = deque()
         self.after_fork()
-        heed_forks(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         self._guard = threading.Lock()

@@ -16,7 +16,7 @@ from threading import RLock
 
 from .._core.ports import Engine, Runtime, Switchboard
 from .._core.table import KeyState, Moment, current
-from .._platform.forks import heed_forks
+from .._platform.forks import reset_after_fork
 from ..errors import EngineUnavailable
 from .cells import CellStore, Done, LocalBells, Transition
 from .transport.options import options_in
@@ -33,7 +33,7 @@ class MemoryEngine(Engine):
         self.name = name
         self.switchboard = Switchboard()
         self.after_fork()
-        heed_forks(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         self.states: dict[str, KeyState] = {}

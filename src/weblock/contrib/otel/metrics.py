@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from ..._platform.forks import heed_forks
+from ..._platform.forks import reset_after_fork
 from ...events import (
     Acquired,
     Answered,
@@ -204,7 +204,7 @@ class _Present:
 
     def __init__(self) -> None:
         self.after_fork()
-        heed_forks(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """Start from zero in a forked child: its parent counts the callers that it has inherited."""

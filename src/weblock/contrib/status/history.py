@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ... import events
 from ..._face import Face
-from ..._platform.forks import heed_forks
+from ..._platform.forks import reset_after_fork
 from ..._platform.logs import and_others
 from ...events import Event, KeyEvent
 
@@ -59,7 +59,7 @@ class History:
         self._engine, self._namespace = locks.engine, locks.namespace
         self._now = now
         self.after_fork()
-        heed_forks(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """Start empty in a forked child."""

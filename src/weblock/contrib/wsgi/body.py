@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Final
 from wsgiref.types import WSGIEnvironment
 
-from ..._platform.forks import enter_child, getpid, heed_forks, process
+from ..._platform.forks import enter_child, getpid, process, reset_after_fork
 from ..._platform.threads import BackgroundThread
 from ...errors import BodyTimeout
 from ..kit import AHEAD, Patience
@@ -156,7 +156,7 @@ class _LateReads:
 
     def __init__(self) -> None:
         self.after_fork()
-        heed_forks(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         self._mutex = threading.Lock()

@@ -27,7 +27,7 @@ from typing import Final, NoReturn
 from urllib.parse import unquote
 
 from ..._core.ports import Ask, Engine, Grasp, Runtime, Store, Switchboard
-from ..._platform.forks import heed_forks
+from ..._platform.forks import reset_after_fork
 from ..._platform.logs import logger
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Done, Transition
@@ -116,7 +116,7 @@ class FileEngine(Engine):
         self._alone = alone
         self._closed = False
         self.after_fork()
-        heed_forks(self)
+        reset_after_fork(self)
         self._open()
 
     def after_fork(self) -> None:

@@ -33,7 +33,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ..._core.ports import Ask, Engine, Message, Runtime, Store, Switchboard
-from ..._platform.forks import heed_forks
+from ..._platform.forks import reset_after_fork
 from ..._requirements import require
 from ...errors import ConfigurationError
 from ..findings import Finding, Level, problem, warning
@@ -116,7 +116,7 @@ class QuorumEngine(Engine):
         self._tidy_at = 0.0
         self._runs: dict[int, str] = {}
         self.after_fork()
-        heed_forks(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """Begin with nothing open. What is known of the servers' clocks stays."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..._core.ports import Ask, Engine, Recovery, Switchboard
-from ..._platform.forks import heed_forks
+from ..._platform.forks import reset_after_fork
 
 
 class Settings(Protocol):
@@ -29,7 +29,7 @@ class ServerEngine(Engine):
         self.name = settings.name
         self.recovery = settings.recovery
         self.after_fork()
-        heed_forks(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """Begin with nothing open."""

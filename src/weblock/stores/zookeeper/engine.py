@@ -12,7 +12,7 @@ from typing import ClassVar
 from kazoo.exceptions import KazooException
 
 from ..._core.ports import Ask, Engine, Runtime, Store, Switchboard
-from ..._platform.forks import heed_forks
+from ..._platform.forks import reset_after_fork
 from ..._platform.logs import logger
 from ...errors import EngineUnavailable
 from ..findings import Finding, several, unreachable, warning
@@ -33,7 +33,7 @@ class ZooKeeperEngine(Engine):
         self.name = settings.name
         self._closed = False
         self.after_fork()
-        heed_forks(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """Begin without a session."""
