@@ -6,7 +6,7 @@ import pytest
 
 from weblock import AsyncLocks, LockTimeout
 from weblock._core.acquiring import UNKNOWN_WAIT
-from weblock._core.ports import Ask
+from weblock._core.ports import CheckAgain
 from weblock._core.waiting import Pace
 from weblock._runtime.clock import now
 
@@ -46,7 +46,7 @@ async def test_who_gives_up_in_a_queue_that_moves_knows_its_place():
         while place.pace.place != 1:  # noqa: ASYNC110 - a heartbeat tells it
             await asyncio.sleep(0.01)
         place.give_up_at = now()
-        place._bell.ring(Ask())
+        place._bell.ring(CheckAgain())
         with pytest.raises(LockTimeout) as refused:
             await patient
         await lease.release()

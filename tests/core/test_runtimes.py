@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from weblock._core.ports import Ask, Grasp
+from weblock._core.ports import CheckAgain, Granted
 from weblock._runtime import clock
 from weblock._runtime.aio import AsyncioRuntime
 from weblock._runtime.blocking import BlockingRuntime, drive
@@ -50,18 +50,18 @@ async def listener(request: pytest.FixtureRequest) -> Listener:
 
 async def test_rung_before(listener: Listener) -> None:
     """What was rung before anybody listened is heard at once, in order."""
-    listener.bell.ring(Grasp(1, 2.0))
-    listener.bell.ring(Ask())
-    assert await listener.heard(None) == Grasp(1, 2.0)
-    assert await listener.heard(None) == Ask()
+    listener.bell.ring(Granted(1, 2.0))
+    listener.bell.ring(CheckAgain())
+    assert await listener.heard(None) == Granted(1, 2.0)
+    assert await listener.heard(None) == CheckAgain()
 
 
 async def test_rung_while_waiting(listener: Listener) -> None:
     """A listener is woken by another thread."""
     hearing = asyncio.create_task(listener.heard(None))
     await asyncio.sleep(0.02)
-    await asyncio.to_thread(listener.bell.ring, Grasp(1, 2.0))
-    assert await asyncio.wait_for(hearing, 30) == Grasp(1, 2.0)
+    await asyncio.to_thread(listener.bell.ring, Granted(1, 2.0))
+    assert await asyncio.wait_for(hearing, 30) == Granted(1, 2.0)
 
 
 async def test_nothing_heard(listener: Listener) -> None:
@@ -75,16 +75,16 @@ async def test_nothing_heard(listener: Listener) -> None:
 async def test_no_time_to_listen(listener: Listener, timeout: float) -> None:
     """Without time, what is there is heard, and nothing is waited for."""
     assert await listener.heard(timeout) is None
-    listener.bell.ring(Ask())
-    assert await listener.heard(timeout) == Ask()
+    listener.bell.ring(CheckAgain())
+    assert await listener.heard(timeout) == CheckAgain()
 
 
 async def test_an_echo_is_no_message(listener: Listener) -> None:
     """A message that is heard before its loop was woken for it does not cut the next wait short."""
-    ringer = threading.Thread(target=listener.bell.ring, args=(Ask(),))
+    ringer = threading.Thread(target=listener.bell.ring, args=(CheckAgain(),))
     ringer.start()
     ringer.join()
-    assert await listener.heard(5) == Ask()
+    assert await listener.heard(5) == CheckAgain()
     began = clock.now()
     assert await listener.heard(0.1) is None
     assert clock.now() - began >= 0.099
@@ -95,7 +95,7 @@ async def test_many_ringers(listener: Listener) -> None:
 
     def ring(number: int) -> None:
         for count in range(100):
-            listener.bell.ring(Grasp(number * 100 + count, 0.0))
+            listener.bell.ring(Granted(number * 100 + count, 0.0))
 
     threads = [threading.Thread(target=ring, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -110,11 +110,11 @@ async def test_a_cancelled_listener_loses_nothing() -> None:
     bell = AsyncioRuntime().bell()
     hearing = asyncio.create_task(bell.heard(None))
     await asyncio.sleep(0)
-    bell.ring(Ask())
+    bell.ring(CheckAgain())
     hearing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await hearing
-    assert await bell.heard(0) == Ask()
+    assert await bell.heard(0) == CheckAgain()
 
 
 def test_a_bell_of_a_closed_loop() -> None:
@@ -123,7 +123,7 @@ def test_a_bell_of_a_closed_loop() -> None:
     async def make() -> object:
         return AsyncioRuntime().bell()
 
-    asyncio.run(make()).ring(Ask())
+    asyncio.run(make()).ring(CheckAgain())
 
 
 def test_owners_are_secret() -> None:

@@ -24,7 +24,7 @@ from weblock import (
     Locks,
     LockTimeout,
 )
-from weblock._core.ports import Ask, Grasp, Message
+from weblock._core.ports import CheckAgain, Granted, Message
 from weblock._runtime.blocking import drive
 from weblock.cli.app import app
 from weblock.stores.postgresql import connections
@@ -589,12 +589,12 @@ def test_a_forged_notification_gives_nobody_the_key(locks) -> None:
     engine, bell = locks._engine, Bell()
     engine.switchboard.bells["owner"] = bell
     engine.receiver.watch("key", "owner", (), first=True)
-    eventually(lambda: bell.heard == [Ask()])  # It listens.
-    true = Grasp(1_790_000_000_000_000, 1_790_000_010.5)
+    eventually(lambda: bell.heard == [CheckAgain()])  # It listens.
+    true = Granted(1_790_000_000_000_000, 1_790_000_010.5)
     forged = to_notification("owner", true._replace(fence=9 * true.fence))
     nonsense = ("", "owner", "owner 1 x", "other 1 2", "owner 1 2 3")
     link = engine.open()
     for text in (forged, *nonsense, to_notification("owner", true)):
         link.ask(b"SELECT pg_notify($1, $2)", engine.receiver.process, text)
     link.close()
-    eventually(lambda: bell.heard == [Ask(), Ask(), true])
+    eventually(lambda: bell.heard == [CheckAgain(), CheckAgain(), true])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.servers import Server
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, Locks
-from weblock._core.ports import Ask, Grasp, Message, Switchboard
+from weblock._core.ports import CheckAgain, Granted, Message, Switchboard
 from weblock.stores.redis import link
 from weblock.stores.transport.listener import from_notification
 
@@ -76,9 +76,9 @@ words = st.text("0123456789abcdefg _-+.", max_size=60).map(str.encode) | st.bina
 def test_no_message_is_an_error(payload: bytes) -> None:
     """A message is a notification with numbers that are plausible, or it is none."""
     match from_notification(payload.decode(errors="replace")):
-        case None | (str(), Ask()):
+        case None | (str(), CheckAgain()):
             pass
-        case (str() as owner, Grasp(fence, until)):
+        case (str() as owner, Granted(fence, until)):
             assert payload.startswith(owner.encode())
             assert 0 <= fence <= until * 1_000_000 + 1_000_001
         case other:
@@ -90,9 +90,9 @@ def test_a_fence_from_the_future_is_asked_about() -> None:
     until = NOW + 1_500_000
     assert from_notification(f"{OWNER} {NOW + 900_000} {until}") == (
         OWNER,
-        Grasp(NOW + 900_000, until / 1_000_000),
+        Granted(NOW + 900_000, until / 1_000_000),
     )
-    assert from_notification(f"{OWNER} {until + 5_000_000} {until}") == (OWNER, Ask())
+    assert from_notification(f"{OWNER} {until + 5_000_000} {until}") == (OWNER, CheckAgain())
 
 
 def listeners(server: Server, name: str) -> list[str]:

@@ -17,7 +17,7 @@ from tests.support.forks import fork, needs_fork
 from tests.support.renewals import renew_often
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
-from weblock._core.ports import Ask, Grasp, Pulse, Reply
+from weblock._core.ports import CheckAgain, Granted, Pulse, Reply
 from weblock._core.table import Busy, Claim, Gone, Held, Released, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock._runtime.clock import now
@@ -115,9 +115,9 @@ class TestTally:
 def test_who_is_rung_by_a_minority_looks_if_no_majority_follows() -> None:
     """Servers that hand over to one each would else wait for the next heartbeats of all."""
     acquisition = Acquisition(Claim("waiter", "", 10.0, ""))
-    assert acquisition.notified(0, Ask(), majority=3) == Ask(after=SPLIT)
-    assert acquisition.notified(1, Ask(), majority=3) == Ask(after=SPLIT)
-    assert acquisition.notified(2, Ask(), majority=3) == Ask()
+    assert acquisition.notified(0, CheckAgain(), majority=3) == CheckAgain(after=SPLIT)
+    assert acquisition.notified(1, CheckAgain(), majority=3) == CheckAgain(after=SPLIT)
+    assert acquisition.notified(2, CheckAgain(), majority=3) == CheckAgain()
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_what_a_late_ring_told_of_is_over(servers: list[Server]) -> None:
     drive(store.acquire("a", holder, room=0))
     reply = drive(store.acquire("a", waiter, room=1))
     for server in range(2):
-        Board(engine, server).ring(waiter.owner, Grasp(7, reply.now + 10**10))
+        Board(engine, server).ring(waiter.owner, Granted(7, reply.now + 10**10))
     assert engine.acquisitions[waiter.owner].fence == 7
     assert isinstance(drive(store.acquire("a", waiter, room=1)).answer, Waiting)
     assert engine.acquisitions[waiter.owner].fence is None

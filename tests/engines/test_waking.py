@@ -19,7 +19,7 @@ from tests.support.handovers import IN_NO_HURRY, in_no_hurry
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks
-from weblock._core.ports import Grasp, Message
+from weblock._core.ports import Granted, Message
 from weblock._engines import engine_for
 from weblock._runtime.clock import now
 from weblock.stores.file import FileEngine, processes
@@ -99,10 +99,10 @@ def test_a_line_that_no_weblock_writes_is_dropped(
     with pipe.open("wb", buffering=0) as stranger:
         stranger.write(garbage)
     theirs = FileEngine(str(folder))
-    theirs.ring(engine.process, OWNER, Grasp(7, 12.5))
+    theirs.ring(engine.process, OWNER, Granted(7, 12.5))
     theirs.close()
     eventually(lambda: recorder.rung)
-    assert recorder.rung == [Grasp(7, 12.5)]
+    assert recorder.rung == [Granted(7, 12.5)]
 
 
 def stop_outside_files(process: Child, folder: Path) -> None:

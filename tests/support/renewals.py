@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from weblock._core.holding import Holding
-from weblock._core.ports import Ask
+from weblock._core.ports import CheckAgain
 
 from .waiting import eventually, now
 
@@ -63,7 +63,7 @@ def _holdings(locks: Any, leases: Sequence[Any]) -> Sequence[Holding]:
 def _hurry(locks: Any, holdings: Sequence[Holding]) -> None:
     for holding in holdings:
         holding.due = AT_ONCE
-    locks._locker.keeper._bell.ring(Ask())  # It starts no thread where there is none.
+    locks._locker.keeper._bell.ring(CheckAgain())  # It starts no thread where there is none.
 
 
 def _is_renewed(holding: Holding) -> bool:

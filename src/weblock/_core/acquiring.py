@@ -46,7 +46,7 @@ from ..errors import (
 from ..keys import unqualified
 from .holding import Anchor, Hands, Holding, Status, Terms, Unprotected
 from .keeping import Keeper
-from .ports import Ask, Message, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
+from .ports import CheckAgain, Message, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
 from .reporting import DOWN, OUTAGE, Health, Observers
 from .table import HANDOFF, Answer, Busy, Claim, Gone, Held, Waiting
 from .waiting import LATE, LATEST, Place
@@ -532,7 +532,7 @@ class Acquisition:
             elif isinstance(answer, Waiting):
                 place = await self._queue(answer, answer.until - reply.now)
                 message = await self._turn(place)
-                if isinstance(message, Ask) or not self._terms.renew:
+                if isinstance(message, CheckAgain) or not self._terms.renew:
                     continue
                 fence, until, confirmed = message.fence, message.until, False
                 anchor = place.anchor if message.since is None else Anchor.at(message.since)
@@ -639,9 +639,9 @@ class Acquisition:
                 raise self._timeout(place.waiting, place.rest)
             if message is None and while_waiting:
                 while_waiting()
-        while isinstance(message, Ask) and message.after:
+        while isinstance(message, CheckAgain) and message.after:
             pause = max(0.0, min(message.after, self._patience()))
-            message = await self._bell.heard(pause) or Ask()
+            message = await self._bell.heard(pause) or CheckAgain()
         return message
 
     def _hold(

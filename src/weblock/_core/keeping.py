@@ -26,7 +26,7 @@ from ..errors import EngineUnavailable
 from ..events import Forgotten
 from ..keys import unqualified
 from .holding import Hands, Holding
-from .ports import Ask, Pulse, Reply, Runtime, Store
+from .ports import CheckAgain, Pulse, Reply, Runtime, Store
 from .table import PLACE
 from .waiting import LATEST, Place
 
@@ -212,7 +212,7 @@ class Keeper:
             # Its request is under way, or its release: nobody pays what these owe later.
             self.owe(stake.key, stake.owner, stake.ttl, 2 * stake.ttl + LATEST)
         self._ends = True
-        self._bell.ring(Ask())
+        self._bell.ring(CheckAgain())
 
     def after_fork(self) -> None:
         """End the leases here in a child, which has another keeper: they are its parent's.
@@ -273,7 +273,7 @@ class Keeper:
         # It looks at everything once it has begun, also if it was thought not to run.
         if self._store is not None and due < self._wakes_at:
             self._wakes_at = due
-            self._bell.ring(Ask())
+            self._bell.ring(CheckAgain())
 
     def _let_go(self, stake: Stake) -> None:
         """Give back what no code refers to any more; a lease without renewal ends by itself."""

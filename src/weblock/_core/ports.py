@@ -127,7 +127,7 @@ class Store(Protocol):
         return self
 
 
-class Grasp(NamedTuple):
+class Granted(NamedTuple):
     """The message that a waiter has become the holder, in the engine's time."""
 
     fence: int
@@ -136,14 +136,14 @@ class Grasp(NamedTuple):
     """A local time from which ``until`` counts; without it, from the last answer of the engine."""
 
 
-class Ask(NamedTuple):
+class CheckAgain(NamedTuple):
     """The message that a waiter should ask the engine for its state."""
 
     after: float = 0.0
     """Seconds to wait for a better message before it asks."""
 
 
-Message = Grasp | Ask
+Message = Granted | CheckAgain
 
 
 class Bell(Protocol):

@@ -18,7 +18,7 @@ from typing import Final
 
 from ..errors import EngineUnavailable
 from .holding import Anchor, Terms
-from .ports import Ask, Bell, Grasp, Pulse, Reply, Runtime
+from .ports import Bell, CheckAgain, Granted, Pulse, Reply, Runtime
 from .table import Claim, Held, Waiting
 
 BEAT: Final = 1.0
@@ -116,7 +116,7 @@ class Place:
 
     def wake(self) -> None:
         """Have the caller look again at what it waits for."""
-        self._bell.ring(Ask())
+        self._bell.ring(CheckAgain())
 
     def close(self) -> float:
         """Notify the caller of the end; return for how long to reject its owner."""
@@ -134,13 +134,13 @@ class Place:
         """Process the answer to a heartbeat: still waiting, or a reason to notify the caller."""
         self.due = now + BEAT
         if isinstance(reply, EngineUnavailable):
-            self._bell.ring(Ask())
+            self._bell.ring(CheckAgain())
             return
         self.anchor = Anchor(reply.now, sent)
         match reply.answer:
             case Waiting(until=until):
                 self.waits(reply.answer, until - reply.now, self.anchor)
             case Held(fence, until):
-                self._bell.ring(Grasp(fence, until))
+                self._bell.ring(Granted(fence, until))
             case _:
-                self._bell.ring(Ask())
+                self._bell.ring(CheckAgain())

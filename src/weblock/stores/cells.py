@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from .._core import table
-from .._core.ports import Grasp, Look, Pulse, Reply, Runtime, Store, Switchboard
+from .._core.ports import Granted, Look, Pulse, Reply, Runtime, Store, Switchboard
 from .._core.table import GONE, Answer, Claim, Grant, KeyState, Moment, Step, Waiting
 from ..errors import EngineUnavailable
 
@@ -81,7 +81,7 @@ class Bells(Protocol):
     def process(self) -> str:
         """The name under which other processes notify this one."""
 
-    def ring(self, process: str, owner: str, grasp: Grasp) -> None:
+    def ring(self, process: str, owner: str, granted: Granted) -> None:
         """Notify a waiter of a process that it has the lease. May fail silently."""
 
     def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
@@ -253,7 +253,7 @@ class CellStore(Store):
 
     def _ring(self, woken: Sequence[Grant]) -> None:
         for claim, fence, _, until, _ in woken:
-            self._bells.ring(claim.process, claim.owner, Grasp(fence, until))
+            self._bells.ring(claim.process, claim.owner, Granted(fence, until))
 
 
 class LocalBells:
@@ -264,8 +264,8 @@ class LocalBells:
     def __init__(self, switchboard: Switchboard) -> None:
         self._switchboard = switchboard
 
-    def ring(self, process: str, owner: str, grasp: Grasp) -> None:
-        self._switchboard.ring(owner, grasp)
+    def ring(self, process: str, owner: str, granted: Granted) -> None:
+        self._switchboard.ring(owner, granted)
 
     def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
         pass

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from weblock._core import table
-from weblock._core.ports import Grasp, Pulse, Reply
+from weblock._core.ports import Granted, Pulse, Reply
 from weblock._core.table import Claim, Grant, KeyState, Moment, Step
 
 from .world import Action, World
@@ -102,7 +102,7 @@ class EngineServer:
         *,
         granularity: float,
         alive: Callable[[str], bool],
-        ring: Callable[[str, str, Grasp], None],
+        ring: Callable[[str, str, Granted], None],
     ) -> None:
         self.states: dict[str, KeyState] = {}
         self.up = True
@@ -171,7 +171,7 @@ class EngineServer:
         if self.observer is not None:
             self.observer.applied(Change(request, owner, before, step, now))
         for grant in step.woken:
-            self._ring(grant.claim.process, grant.claim.owner, Grasp(grant.fence, grant.until))
+            self._ring(grant.claim.process, grant.claim.owner, Granted(grant.fence, grant.until))
         return Reply(step.answer, now)
 
     def _keep(self, key: str, state: KeyState) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from weblock._core.ports import Grasp, Pulse
+from weblock._core.ports import Granted, Pulse
 from weblock._core.table import KeyState, Step
 from weblock.errors import EngineUnavailable
 from weblock.stores.redis import scripts
@@ -40,7 +40,7 @@ class RedisEngine(EngineServer):
         *,
         granularity: float,
         alive: Callable[[str], bool],
-        ring: Callable[[str, str, Grasp], None],
+        ring: Callable[[str, str, Granted], None],
         recovery: float,
         scripted: Callable[[Script], Script] = lambda script: script,
     ) -> None:
@@ -146,7 +146,7 @@ class RedisEngine(EngineServer):
 
     def _published(self, channel: str, payload: str) -> None:
         owner, fence, until = payload.split()
-        self._ring(channel, owner, Grasp(int(fence), int(until) / 1e6))
+        self._ring(channel, owner, Granted(int(fence), int(until) / 1e6))
 
 
 def _owner_of(request: Changing) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from redis import exceptions
 
-from weblock._core.ports import Ask, Pulse, Recovery, Reply, Switchboard
+from weblock._core.ports import CheckAgain, Pulse, Recovery, Reply, Switchboard
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
 from weblock.stores.redis.calls import micros
@@ -126,7 +126,7 @@ class Subscription:
     def _listen(self) -> None:
         self._engine.deaf.discard(self._process.name)
         self._engine.listening[self._process.name] = self._engine.life
-        self._switchboard.ring_all(Ask())
+        self._switchboard.ring_all(CheckAgain())
 
 
 class SimulatedLinks:

@@ -26,7 +26,7 @@ from importlib.util import find_spec
 from typing import Final, NoReturn
 from urllib.parse import unquote
 
-from ..._core.ports import Ask, Engine, Grasp, Runtime, Store, Switchboard
+from ..._core.ports import CheckAgain, Engine, Granted, Runtime, Store, Switchboard
 from ..._platform.forks import reset_after_fork
 from ..._platform.logs import logger
 from ...errors import ConfigurationError, EngineUnavailable
@@ -132,9 +132,9 @@ class FileEngine(Engine):
         cells = _RecordCells(self, runtime)
         return CellStore(cells, self, patience=PATIENCE, beat_patience=BEAT_PATIENCE)
 
-    def ring(self, process: str, owner: str, grasp: Grasp) -> None:
+    def ring(self, process: str, owner: str, granted: Granted) -> None:
         if home := self.home:
-            home.processes.ring(process, owner, grasp)
+            home.processes.ring(process, owner, granted)
 
     def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
         if home := self.home:
@@ -201,7 +201,7 @@ class FileEngine(Engine):
             self.home, self.process = None, secrets.token_hex(8)
         if home:
             home.close()
-        self.switchboard.ring_all(Ask())
+        self.switchboard.ring_all(CheckAgain())
 
     def _open(self) -> Home:
         with self._opening:

@@ -38,7 +38,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from ..._core.ports import Ask, Grasp, Switchboard
+from ..._core.ports import CheckAgain, Granted, Switchboard
 from ..._platform.forks import close_in_children
 from ..._platform.threads import BackgroundThread
 from .directory import Directory, is_pipe, no_fork
@@ -91,15 +91,15 @@ class Processes:
             self.close()
             raise
 
-    def ring(self, process: str, owner: str, grasp: Grasp) -> None:
+    def ring(self, process: str, owner: str, granted: Granted) -> None:
         if process == self.process:
-            self._switchboard.ring(owner, grasp)
+            self._switchboard.ring(owner, granted)
         else:
-            self._send(process, f"{owner} {grasp.fence} {grasp.until}")
+            self._send(process, f"{owner} {granted.fence} {granted.until}")
 
     def close_up(self, process: str, owner: str) -> None:
         if process == self.process:
-            self._switchboard.ring(owner, Ask())
+            self._switchboard.ring(owner, CheckAgain())
         else:
             self._send(process, owner)
 
@@ -127,7 +127,7 @@ class Processes:
             holders = [each for each in ahead if each != self.process]
             self._note(owner, holders)
             if any(not self._follow(holder) and holder in self._dead for holder in holders):
-                self._switchboard.ring(owner, Ask())
+                self._switchboard.ring(owner, CheckAgain())
             return
         for process in ahead:
             if process == self.process:  # Another waiter here is before it, and watches.
@@ -138,7 +138,7 @@ class Processes:
             if self._follow(process):
                 return
         if all(process in self._dead for process in ahead):
-            self._switchboard.ring(owner, Ask())
+            self._switchboard.ring(owner, CheckAgain())
 
     def close(self) -> None:
         """Leave. To other processes we are dead from now on, and our leases void."""
@@ -218,17 +218,17 @@ class Processes:
                 self._theirs.pop(process).close()
                 for owner, those in list(self._watched.items()):
                     if process in those:
-                        self._switchboard.ring(owner, Ask())
+                        self._switchboard.ring(owner, CheckAgain())
 
     def _receive(self, pipe: Pipe) -> None:
         for line in (pipe.read(_CAPACITY) or b"").split(b"\n"):
             # Else no process of weblock has written it.
             with contextlib.suppress(ValueError, IndexError):
-                owner, *grasp = line.decode().split(" ")
-                if not grasp:
-                    self._switchboard.ring(owner, Ask())
-                elif math.isfinite(until := float(grasp[1])):
-                    self._switchboard.ring(owner, Grasp(int(grasp[0]), until))
+                owner, *granted = line.decode().split(" ")
+                if not granted:
+                    self._switchboard.ring(owner, CheckAgain())
+                elif math.isfinite(until := float(granted[1])):
+                    self._switchboard.ring(owner, Granted(int(granted[0]), until))
 
     def _close_spare(self) -> None:
         with self._guard:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ..._core.ports import Ask, Runtime
+from ..._core.ports import CheckAgain, Runtime
 from ..._platform.threads import BackgroundThread
 from ...errors import EngineUnavailable
 from ..cells import PORTION, LocalBells
@@ -104,7 +104,7 @@ class Poller(LocalBells):
                 watch.fence, watch.pause = new[-1].fence, FIRST_PAUSE
             for grant in new:
                 if grant.claim.owner in watch.owners and not grant.confirmed:
-                    self._engine.switchboard.ring(grant.claim.owner, Ask())
+                    self._engine.switchboard.ring(grant.claim.owner, CheckAgain())
             processes = [place.claim.process for place in item.state.queue]
             ahead = processes.index(self.process) if self.process in processes else 0
             pause = min(LONGEST_PAUSE, watch.pause * (1 + ahead))

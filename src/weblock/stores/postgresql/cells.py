@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from ..._core.ports import Grasp, Reply, Runtime
+from ..._core.ports import Granted, Reply, Runtime
 from ..._core.table import Held, KeyState, Moment, Step
 from ...errors import ConfigurationError, EngineRecovering, EngineUnavailable
 from ..cells import (
@@ -189,7 +189,7 @@ class RowCells(RacingCells):
         rings = [
             (
                 woken.claim.process,
-                to_notification(woken.claim.owner, Grasp(woken.fence, woken.until)),
+                to_notification(woken.claim.owner, Granted(woken.fence, woken.until)),
             )
             for woken in step.woken
             if woken.claim.process != self._receiver.process

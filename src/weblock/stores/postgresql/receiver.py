@@ -12,7 +12,7 @@ from typing import Final
 
 import psycopg
 
-from ..._core.ports import Ask, Switchboard
+from ..._core.ports import CheckAgain, Switchboard
 from ..._platform.logs import logger
 from ..cells import LocalBells
 from ..transport.listener import Listener, from_notification
@@ -53,7 +53,7 @@ class Receiver(LocalBells):
             )
             return
         link.ask(f'LISTEN "{self.process}"'.encode())
-        self._switchboard.ring_all(Ask())  # A notification may have been lost before.
+        self._switchboard.ring_all(CheckAgain())  # A notification may have been lost before.
         while not ended.is_set():
             heard = False
             for payload in link.heard(LISTENED_IN):

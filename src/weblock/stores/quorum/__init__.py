@@ -32,7 +32,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ..._core.ports import Ask, Engine, Message, Runtime, Store, Switchboard
+from ..._core.ports import CheckAgain, Engine, Message, Runtime, Store, Switchboard
 from ..._platform.forks import reset_after_fork
 from ..._requirements import require
 from ...errors import ConfigurationError
@@ -184,7 +184,7 @@ class QuorumEngine(Engine):
         self.health.close()
         for each in self._connections:
             each.close()
-        self.switchboard.ring_all(Ask())
+        self.switchboard.ring_all(CheckAgain())
 
     def _knock(self, number: int) -> None:
         """Ask a server that is down for a sign of life."""

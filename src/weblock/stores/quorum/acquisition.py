@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from typing import Final
 
-from ..._core.ports import Ask, Grasp, Message
+from ..._core.ports import CheckAgain, Granted, Message
 from ..._core.table import HANDOFF, Claim, Waiting
 from .votes import Votes
 
@@ -43,7 +43,7 @@ class Acquisition:
         self._notified: set[int] = set()
         self._waits: dict[int, tuple[float, float]] = {}
         """A time of each server at which the asker waited there, and a local time before it."""
-        self._grants: dict[int, Grasp] = {}
+        self._grants: dict[int, Granted] = {}
         """What a server has notified it of, by the local clock."""
 
     @property
@@ -76,11 +76,11 @@ class Acquisition:
         """Return the message for its waiter when a server has notified it."""
         with self._guard:
             self._notified.add(server)
-            if isinstance(message, Grasp) and (waits := self._waits.get(server)):
+            if isinstance(message, Granted) and (waits := self._waits.get(server)):
                 time, local = waits
                 if message.until - min(self.claim.ttl, HANDOFF) > time:
                     until = local + message.until - time
-                    self._grants[server] = Grasp(message.fence, until, local)
+                    self._grants[server] = Granted(message.fence, until, local)
             for fence in {grant.fence for grant in list(self._grants.values())}:
                 alike = [grant for grant in list(self._grants.values()) if grant.fence == fence]
                 if len(alike) >= majority:
@@ -88,8 +88,8 @@ class Acquisition:
                     self._grants.clear()
                     self.fence = fence
                     until = sorted((grant.until for grant in alike), reverse=True)[majority - 1]
-                    return Grasp(fence, until, min(grant.since or 0.0 for grant in alike))
+                    return Granted(fence, until, min(grant.since or 0.0 for grant in alike))
             if len(self._notified) < majority:
-                return Ask(after=SPLIT)
+                return CheckAgain(after=SPLIT)
             self._notified.clear()
-        return Ask()
+        return CheckAgain()

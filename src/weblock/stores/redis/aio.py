@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import redis.asyncio
 from redis import exceptions
 
-from ..._core.ports import Ask
+from ..._core.ports import CheckAgain
 from ..._platform.forks import close_in_children
 from ..._platform.logs import logger
 from ..transport.loops import BeforeLoopEnds, ByLoop, made_for_all
@@ -317,7 +317,7 @@ class LoopLinks:
         if self._listener is link:
             self._listener = None
             # The waiters ask again, which makes us listen on another.
-            self.bell.switchboard.ring_all(Ask())
+            self.bell.switchboard.ring_all(CheckAgain())
 
 
 class AsyncioLinks(Links):

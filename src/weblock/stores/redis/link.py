@@ -23,7 +23,7 @@ import hiredis
 from redis import exceptions
 from redis.connection import DefaultParser
 
-from ..._core.ports import Ask, Switchboard
+from ..._core.ports import CheckAgain, Switchboard
 from ..transport.listener import from_notification
 from ..transport.turns import turns
 from .settings import Address
@@ -76,9 +76,9 @@ class Bell(NamedTuple):
             case [b"message", _, bytes() as payload]:
                 if found := from_notification(payload.decode(errors="replace")):
                     owner, message = found
-                    self.switchboard.ring(owner, message if self.trusted else Ask())
+                    self.switchboard.ring(owner, message if self.trusted else CheckAgain())
             case [b"subscribe", *_]:  # A notification may have been lost before.
-                self.switchboard.ring_all(Ask())
+                self.switchboard.ring_all(CheckAgain())
 
 
 class Link(Generic[R]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..._core.ports import Ask, Engine, Recovery, Switchboard
+from ..._core.ports import CheckAgain, Engine, Recovery, Switchboard
 from ..._platform.forks import reset_after_fork
 
 
@@ -37,4 +37,4 @@ class ServerEngine(Engine):
 
     def close(self) -> None:
         """End all connections. Callers that still wait here are notified."""
-        self.switchboard.ring_all(Ask())
+        self.switchboard.ring_all(CheckAgain())

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Generic, TypeVar
 
-from ..._core.ports import Ask, Grasp, Message
+from ..._core.ports import CheckAgain, Granted, Message
 from ..._platform.forks import close_in_children
 from ..._platform.logs import logger
 from ..._platform.threads import BackgroundThread
@@ -35,9 +35,9 @@ AHEAD: Final = 1_000_000
 _NOTIFICATION: Final = re.compile(r"([!-~]{1,200}) ([0-9]{1,17}) ([0-9]{1,17})")
 
 
-def to_notification(owner: str, grasp: Grasp) -> str:
+def to_notification(owner: str, granted: Granted) -> str:
     """Return the notification that a waiter has a lease."""
-    return f"{owner} {grasp.fence} {grasp.until * 1e6:.0f}"
+    return f"{owner} {granted.fence} {granted.until * 1e6:.0f}"
 
 
 def from_notification(text: str) -> tuple[str, Message] | None:
@@ -47,7 +47,7 @@ def from_notification(text: str) -> tuple[str, Message] | None:
         logger.debug("dropped a message of the server that is no notification of ours")
         return None
     fence, until = int(parts[2]), int(parts[3])
-    return parts[1], Grasp(fence, until / 1e6) if fence <= until + AHEAD else Ask()
+    return parts[1], Granted(fence, until / 1e6) if fence <= until + AHEAD else CheckAgain()
 
 
 class Listener(Generic[C]):

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from kazoo.exceptions import KazooException
 
-from ..._core.ports import Ask, Engine, Runtime, Store, Switchboard
+from ..._core.ports import CheckAgain, Engine, Runtime, Store, Switchboard
 from ..._platform.forks import reset_after_fork
 from ..._platform.logs import logger
 from ...errors import EngineUnavailable
@@ -68,7 +68,7 @@ class ZooKeeperEngine(Engine):
                 self._session.close(patience=0)
                 self._session = None
                 # Nothing rings for what that session watched: it is watched anew.
-                self.switchboard.ring_all(Ask())
+                self.switchboard.ring_all(CheckAgain())
             if self._session is None:
                 try:
                     self._opens = True
@@ -115,4 +115,4 @@ class ZooKeeperEngine(Engine):
             session, self._session = self._session, None
         if session:
             session.close()
-        self.switchboard.ring_all(Ask())
+        self.switchboard.ring_all(CheckAgain())

@@ -25,7 +25,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL
 
-from ..._core.ports import Ask, Bell
+from ..._core.ports import Bell, CheckAgain
 from ..._platform.forks import close_in_children
 from ..._platform.threads import background_thread
 from .. import marks
@@ -50,7 +50,7 @@ class _Condition(_RLock):  # type: ignore[misc]
 
     def notify_all(self) -> None:
         for bell in taken_out(self.bells):
-            bell.ring(Ask())
+            bell.ring(CheckAgain())
 
 
 class AsyncResult(utils.AsyncResult):  # type: ignore[misc]

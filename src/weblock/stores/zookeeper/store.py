@@ -26,7 +26,7 @@ from urllib.parse import unquote
 from kazoo.exceptions import BadVersionError, NoNodeError
 
 from ..._core import table
-from ..._core.ports import Ask, Look, Pulse, Reply, Runtime, Store, Switchboard
+from ..._core.ports import CheckAgain, Look, Pulse, Reply, Runtime, Store, Switchboard
 from ..._core.table import Answer, Asked, Claim, Gone, Held, KeyState, Released
 from ...errors import EngineUnavailable
 from .. import marks
@@ -52,7 +52,7 @@ class Watch(NamedTuple):
 
     def __call__(self, _event: object) -> None:
         """Run in kazoo's thread."""
-        self.switchboard.ring(self.owner, Ask())
+        self.switchboard.ring(self.owner, CheckAgain())
 
 
 class ZooKeeperStore(Store):
