@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any, Final, Literal
 
 from ._core.acquiring import Caller, Locker
-from ._core.holding import Hands, Holding, Terms, Unprotected
+from ._core.holding import Holding, Holdings, Terms, Unprotected
 from ._core.moving import leases_in, release_given
 from ._face import BaseLease, Face, Place
 from ._options import Duration, HoldOptions, seconds
@@ -61,7 +61,7 @@ def give_up(locks: Face, token: str) -> None:
 def joined(locks: Face, leases: Sequence[BaseLease], keys: Sequence[str]) -> Acquired:
     """Return several leases in one place, of either kind of locks, as one acquisition of these keys."""
     held = {unqualified(each.key): each for lease in leases for each in lease._holdings}
-    hands = Hands(held[key] for key in keys)
+    hands = Holdings(held[key] for key in keys)
     hands.others = [lease._holdings for lease in leases]
     return locks._locker, hands
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, Generic, Literal, NamedTuple, NoReturn, TypeVar, Unpack
 
 from ._core.acquiring import Attempts, Caller, Locker
-from ._core.holding import Hands, Holding, Status, Unprotected
+from ._core.holding import Holding, Holdings, Status, Unprotected
 from ._core.moving import hand_over, leases_in, take_over
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import SHARED, Asked, Released
@@ -317,7 +317,9 @@ class Face:
         await self._ask("ping", prefix, self._locker.store.look(f"{prefix}ping"))
         return runtime.now() - began
 
-    async def _take_over(self, token: str, options: HoldOptions) -> tuple[Locker, Hands[Holding]]:
+    async def _take_over(
+        self, token: str, options: HoldOptions
+    ) -> tuple[Locker, Holdings[Holding]]:
         terms = self._options.of_take_over(options)
         self._ensure_open()
         leases = leases_in(token)

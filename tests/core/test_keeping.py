@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weblock._core.holding import Hands, Holding, Terms
+from weblock._core.holding import Holding, Holdings, Terms
 from weblock._core.keeping import LINGER, NAP, PORTION, Keeper
 from weblock._core.ports import Pulse, Reply, Store
 from weblock._core.table import Gone, Held, Waiting
@@ -207,7 +207,7 @@ def test_a_keeper_whose_start_was_interrupted_is_started_again(begun: bool) -> N
         return True
 
     naps.keeper._spawn = spawn
-    hands = Hands[Holding]()
+    hands = Holdings[Holding]()
     with pytest.raises(KeyboardInterrupt):
         naps.keeper.stake(hands, "shop:k", "owner", 10.0)
     naps.until(2 * LINGER)  # It has fallen asleep by then.

@@ -8,7 +8,7 @@ import pytest
 
 from weblock import LeaseLost
 from weblock._core.acquiring import Locker
-from weblock._core.holding import Hands, Holding, Terms
+from weblock._core.holding import Holding, Holdings, Terms
 from weblock._core.keeping import Keeper
 from weblock._core.ports import Reply, Store, Switchboard
 from weblock._core.table import Claim, Gone, Held
@@ -36,7 +36,7 @@ class Engine(Store):
         return Reply(Gone(), self.clock)
 
 
-def acquired(late: float) -> tuple[Locker, Hands[Holding]]:
+def acquired(late: float) -> tuple[Locker, Holdings[Holding]]:
     """Return a lease whose release will be answered so late, and what releases it."""
     engine, runtime = Engine(late), BlockingRuntime()
     runtime.now = lambda: engine.clock  # type: ignore[method-assign]

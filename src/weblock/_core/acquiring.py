@@ -44,7 +44,7 @@ from ..errors import (
     LockTimeout,
 )
 from ..keys import unqualified
-from .holding import Anchor, Hands, Holding, Status, Terms, Unprotected
+from .holding import Anchor, Holding, Holdings, Status, Terms, Unprotected
 from .keeping import Keeper
 from .ports import CheckAgain, Message, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
 from .reporting import DOWN, OUTAGE, Health, Observers
@@ -208,7 +208,7 @@ class Locker:
         wait: float | None,
         caller: Caller | None = None,
         attempt: Attempt | None = None,
-    ) -> Hands[Holding]:
+    ) -> Holdings[Holding]:
         """Acquire all keys in this order, or none.
 
         Every caller passes keys in the same order, so that no two can wait for each other. Raises
@@ -218,7 +218,7 @@ class Locker:
             await self.refuse(partial(self._waits_for_itself, keys, terms.limit))
         asked = self.runtime.now()
         give_up_at = None if wait is None else asked + wait
-        got: Hands[Holding] = Hands()
+        got: Holdings[Holding] = Holdings()
         try:
             for key in keys:  # Those got so far are given back if the next one fails.
                 if got:
@@ -240,7 +240,7 @@ class Locker:
 
     async def attempt(
         self, keys: Sequence[str], terms: Terms, attempts: Attempts, caller: Caller | None = None
-    ) -> Hands[Holding]:
+    ) -> Holdings[Holding]:
         """Acquire all keys, or none, without waiting for any. Raises as ``acquire`` does."""
         since = self.runtime.now()
         for pause in attempts.pauses():
@@ -489,10 +489,10 @@ class Acquisition:
         self._claim = Claim(owner, locker.store.process, ttl, label, terms.limit)
         self._bell = runtime.bell()
 
-    async def run(self, hands: Hands[Holding]) -> Holding:
+    async def run(self, holdings: Holdings[Holding]) -> Holding:
         locker, keeper, terms = self._locker, self._locker.keeper, self._terms
         try:
-            if not keeper.stake(hands, self.key, self.owner, terms.ttl):
+            if not keeper.stake(holdings, self.key, self.owner, terms.ttl):
                 locker.refuse_unless_kept(terms)
             locker.switchboard.bells[self.owner] = self._bell
             return await self._until_held()

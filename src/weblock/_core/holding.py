@@ -376,17 +376,17 @@ class Holding:
         return deadline if self.hold_until is None else min(deadline, self.hold_until)
 
 
-class Hands(list[H]):
+class Holdings(list[H]):
     """The leases of one acquisition, as its caller has them.
 
-    The keeper knows leases, not hands: when no code refers to these any more, nothing can release
+    The keeper knows leases, not holdings: when no code refers to these any more, nothing can release
     the leases in them.
     """
 
     __slots__ = ("__weakref__", "others")
 
     others: Sequence[object]
-    """Further hands, which are kept with these."""
+    """Further holdings, which are kept with these."""
 
 
 class Unprotected:

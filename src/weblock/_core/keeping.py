@@ -25,7 +25,7 @@ from weakref import ref
 from ..errors import EngineUnavailable
 from ..events import Forgotten
 from ..keys import unqualified
-from .holding import Hands, Holding
+from .holding import Holding, Holdings
 from .ports import CheckAgain, Pulse, Reply, Runtime, Store
 from .table import PLACE
 from .waiting import LATEST, Place
@@ -64,10 +64,10 @@ class Debt:
         self.until = until
 
 
-class Stake(ref[Hands[Holding]]):
+class Stake(ref[Holdings[Holding]]):
     """What an acquisition may have in the engine: noted before it asks, until it has nothing.
 
-    If its hands cease to exist before that, nothing is left that could give back what it has: its
+    If its holdings cease to exist before that, nothing is left that could give back what it has: its
     caller was interrupted between two lines, or has forgotten it. A callback that no signal can
     interrupt then notifies the keeper.
     """
@@ -111,7 +111,7 @@ class Keeper:
         """Its leases that others may have, too, by key and owner."""
         self._bell = runtime.bell()
         self._ring: Callable[[Any], None] = self._bell.ring
-        """Rings with a message, or with a stake whose hands are gone."""
+        """Rings with a message, or with a stake whose holdings are gone."""
         self._wakes_at = INFINITE
         self._attended = False
         """Whether something was to be kept since the last nap."""
@@ -174,12 +174,12 @@ class Keeper:
         kept = list(self._kept.values())
         return [each for each in kept if isinstance(each, Place) and each.key == key]
 
-    def stake(self, hands: Hands[Any], key: str, owner: str, ttl: float) -> bool:
-        """Give back whatever ``owner`` has as soon as no code refers to ``hands`` any more.
+    def stake(self, holdings: Holdings[Any], key: str, owner: str, ttl: float) -> bool:
+        """Give back whatever ``owner`` has as soon as no code refers to ``holdings`` any more.
 
         Return whether something runs that would do so, and would renew what it gets.
         """
-        stake = Stake(hands, self._ring)
+        stake = Stake(holdings, self._ring)
         stake.key, stake.owner, stake.ttl = key, owner, ttl
         self.stakes[owner] = stake
         if not self._running:

@@ -29,7 +29,7 @@ from ..errors import ConfigurationError, EngineUnavailable, LeaseLost
 from ..events import HandedOver, TakenOver
 from ..keys import check_key, unqualified
 from .acquiring import Locker
-from .holding import Anchor, Hands, Holding, Status, Terms
+from .holding import Anchor, Holding, Holdings, Status, Terms
 from .ports import Reply
 from .table import SHARED, Claim, Held
 from .waiting import LATEST
@@ -148,9 +148,9 @@ async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | No
     return token
 
 
-async def take_over(locker: Locker, leases: Sequence[OnItsWay], terms: Terms) -> Hands[Holding]:
+async def take_over(locker: Locker, leases: Sequence[OnItsWay], terms: Terms) -> Holdings[Holding]:
     """Continue all leases, or none. Raises ``LeaseLost`` or ``EngineUnavailable``."""
-    got: Hands[Holding] = Hands()
+    got: Holdings[Holding] = Holdings()
     try:
         for lease in leases:
             got.append(await _take(locker, lease, terms, got))
@@ -185,11 +185,13 @@ def release_given(locker: Locker, leases: Sequence[OnItsWay]) -> None:
         locker.keeper.owe(lease.key, lease.owner, LONGEST_OUTAGE, 0.0)
 
 
-async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Holding]) -> Holding:
+async def _take(
+    locker: Locker, lease: OnItsWay, terms: Terms, holdings: Holdings[Holding]
+) -> Holding:
     key, owner = lease.key, locker.runtime.new_owner()
     terms = replace(terms, limit=lease.limit)
     claim = Claim(owner, locker.store.process, terms.first_ttl, terms.label, lease.limit)
-    is_kept = locker.keeper.stake(hands, key, owner, terms.ttl)
+    is_kept = locker.keeper.stake(holdings, key, owner, terms.ttl)
     try:
         if not is_kept:
             locker.refuse_unless_kept(terms)
