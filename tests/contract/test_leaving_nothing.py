@@ -134,7 +134,7 @@ def test_a_waiter_whose_loop_is_closed_keeps_nothing(url) -> None:
         lease.release()
         locks.acquire("key").release()
         eventually(lambda: not locks.list())
-        eventually(lambda: locks._locker.keeper.idle and not locks._locker.keeper.stakes)
+        eventually(lambda: locks._locker.keeper.idle and not locks._locker.keeper.watches)
     assert not task.done()
     del loop, task
     gc.collect()  # What is left of the loop warns here, and not in another test.

@@ -209,7 +209,7 @@ def test_a_keeper_whose_start_was_interrupted_is_started_again(begun: bool) -> N
     naps.keeper._spawn = spawn
     hands = Holdings[Holding]()
     with pytest.raises(KeyboardInterrupt):
-        naps.keeper.stake(hands, "shop:k", "owner", 10.0)
+        naps.keeper.watch(hands, "shop:k", "owner", 10.0)
     naps.until(2 * LINGER)  # It has fallen asleep by then.
     naps.hold()
     assert (starts, naps.runtime.rung) == (2, int(begun))

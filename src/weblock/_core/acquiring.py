@@ -367,8 +367,8 @@ class Locker:
         One that is lost stays lost.
         """
         ours = holding.status is Status.HELD
-        if ours:  # First: a keeper that is closed meanwhile gives back all that has a stake.
-            self.keeper.stakes.pop(holding.owner, None)
+        if ours:  # First: a keeper that is closed meanwhile gives back all that has a watch.
+            self.keeper.watches.pop(holding.owner, None)
         self.keeper.drop_holding(holding)
         if ours and holding.let_go(self.runtime.now()) and self.observers.wants_leases:
             holding.tell_release()
@@ -389,7 +389,7 @@ class Locker:
         except BaseException:
             self.keeper.owe(key, owner, ttl, void)
             raise
-        self.keeper.stakes.pop(owner, None)
+        self.keeper.watches.pop(owner, None)
         if sent is not None:
             self.observers.tell_answer("release", sent, failed=False)
         return answer
@@ -492,7 +492,7 @@ class Acquisition:
     async def run(self, holdings: Holdings[Holding]) -> Holding:
         locker, keeper, terms = self._locker, self._locker.keeper, self._terms
         try:
-            if not keeper.stake(holdings, self.key, self.owner, terms.ttl):
+            if not keeper.watch(holdings, self.key, self.owner, terms.ttl):
                 locker.refuse_unless_kept(terms)
             locker.switchboard.bells[self.owner] = self._bell
             return await self._until_held()
@@ -505,7 +505,7 @@ class Acquisition:
                         await locker.give_back(self.key, self.owner, terms.ttl, self._void())
                     else:
                         keeper.owe(self.key, self.owner, terms.ttl, self._void())
-                keeper.stakes.pop(self.owner, None)
+                keeper.watches.pop(self.owner, None)
             finally:
                 self._report(failure)
             raise

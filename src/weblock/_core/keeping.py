@@ -6,7 +6,7 @@ for each engine. The keeper
 - sends the heartbeats that are due, up to ``PORTION`` of them in one request, those of leases first;
 - passes the answers to the ``Holding`` or ``Place``, which reports a loss, or notifies the waiter;
 - retries releases that their callers could not complete (``Debt``);
-- releases what no code refers to any more (``Stake``).
+- releases what no code refers to any more (``OrphanWatch``).
 
 The keeper runs in its own thread and uses its own connection. A handler that blocks the event loop, or
 that computes for a long time, therefore cannot delay a renewal.
@@ -64,7 +64,7 @@ class Debt:
         self.until = until
 
 
-class Stake(ref[Holdings[Holding]]):
+class OrphanWatch(ref[Holdings[Holding]]):
     """What an acquisition may have in the engine: noted before it asks, until it has nothing.
 
     If its holdings cease to exist before that, nothing is left that could give back what it has: its
@@ -101,8 +101,8 @@ class Keeper:
         self._spawn = spawn
         self._report_forgotten = report_forgotten
         self._disconnect = disconnect
-        self.stakes: dict[str, Stake] = {}
-        """By owner. A caller that has given back what it had removes its stake."""
+        self.watches: dict[str, OrphanWatch] = {}
+        """By owner. A caller that has given back what it had removes its watch."""
         self._kept: dict[str, Kept] = {}
         self._debts: dict[str, Debt] = {}
         self.holdings: dict[str, Holding] = {}
@@ -111,7 +111,7 @@ class Keeper:
         """Its leases that others may have, too, by key and owner."""
         self._bell = runtime.bell()
         self._ring: Callable[[Any], None] = self._bell.ring
-        """Rings with a message, or with a stake whose holdings are gone."""
+        """Rings with a message, or with a watch whose holdings are gone."""
         self._wakes_at = INFINITE
         self._attended = False
         """Whether something was to be kept since the last nap."""
@@ -174,14 +174,14 @@ class Keeper:
         kept = list(self._kept.values())
         return [each for each in kept if isinstance(each, Place) and each.key == key]
 
-    def stake(self, holdings: Holdings[Any], key: str, owner: str, ttl: float) -> bool:
+    def watch(self, holdings: Holdings[Any], key: str, owner: str, ttl: float) -> bool:
         """Give back whatever ``owner`` has as soon as no code refers to ``holdings`` any more.
 
         Return whether something runs that would do so, and would renew what it gets.
         """
-        stake = Stake(holdings, self._ring)
-        stake.key, stake.owner, stake.ttl = key, owner, ttl
-        self.stakes[owner] = stake
+        watch = OrphanWatch(holdings, self._ring)
+        watch.key, watch.owner, watch.ttl = key, owner, ttl
+        self.watches[owner] = watch
         if not self._running:
             self._attend(INFINITE)
         return self._running
@@ -193,7 +193,7 @@ class Keeper:
         if kept := self._kept.get(owner):
             self.drop(kept)
         self._debts[owner] = Debt(key, owner, void, due=now, until=until)
-        self.stakes.pop(owner, None)
+        self.watches.pop(owner, None)
         self._attend(now)
 
     def wake(self, locker: object) -> None:
@@ -208,9 +208,9 @@ class Keeper:
         for each in list(self._kept.values()):
             self.drop(each)
             self.owe(each.key, each.owner, each.terms.ttl, each.close())
-        for stake in list(self.stakes.values()):
+        for watch in list(self.watches.values()):
             # Its request is under way, or its release: nobody pays what these owe later.
-            self.owe(stake.key, stake.owner, stake.ttl, 2 * stake.ttl + LATEST)
+            self.owe(watch.key, watch.owner, watch.ttl, 2 * watch.ttl + LATEST)
         self._ends = True
         self._bell.ring(CheckAgain())
 
@@ -222,7 +222,7 @@ class Keeper:
         """
         self._bell = self._runtime.bell()
         self._ring = self._bell.ring
-        self.stakes.clear()
+        self.watches.clear()
         for each in list(self._kept.values()):
             if isinstance(each, Holding):
                 each.after_fork()
@@ -254,7 +254,7 @@ class Keeper:
             self._wakes_at = wakes_at
             left = None if wakes_at == INFINITE else max(0.0, wakes_at - self._runtime.now())
             heard: object = await self._bell.heard(left)
-            if isinstance(heard, Stake):
+            if isinstance(heard, OrphanWatch):
                 self._let_go(heard)
         # Nothing else is kept any more, so that patience delays nobody.
         debts = list(self._debts.values())
@@ -275,12 +275,12 @@ class Keeper:
             self._wakes_at = due
             self._bell.ring(CheckAgain())
 
-    def _let_go(self, stake: Stake) -> None:
+    def _let_go(self, watch: OrphanWatch) -> None:
         """Give back what no code refers to any more; a lease without renewal ends by itself."""
-        if self.stakes.pop(stake.owner, None) is not stake:
+        if self.watches.pop(watch.owner, None) is not watch:
             return
-        self._disconnect(stake.owner)
-        kept, void = self._kept.get(stake.owner), 2 * stake.ttl + LATEST
+        self._disconnect(watch.owner)
+        kept, void = self._kept.get(watch.owner), 2 * watch.ttl + LATEST
         if isinstance(kept, Holding):
             if kept.over or not kept.terms.renew:
                 return
@@ -291,7 +291,7 @@ class Keeper:
                 f"the lease of {unqualified(kept.key)!r:.200} was not released, and nobody refers to"
                 " it any more: release it, or use a with block"
             )
-        self.owe(stake.key, stake.owner, stake.ttl, void)
+        self.owe(watch.key, watch.owner, watch.ttl, void)
 
     async def _pay(self, debts: Sequence[Debt], store: Store) -> int:
         """Pay debts, as many as the engine takes at once; return how many these were."""

@@ -140,7 +140,7 @@ async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | No
         locker.abandon(holdings)
         raise
     for holding in holdings:
-        locker.keeper.stakes.pop(holding.owner, None)
+        locker.keeper.watches.pop(holding.owner, None)
         if HandedOver in locker.observers.wanted:
             length = holding.terms.ttl if ttl is None else ttl
             told = HandedOver(**holding.about(), held_for=holding.held_for(), ttl=length)
@@ -191,7 +191,7 @@ async def _take(
     key, owner = lease.key, locker.runtime.new_owner()
     terms = replace(terms, limit=lease.limit)
     claim = Claim(owner, locker.store.process, terms.first_ttl, terms.label, lease.limit)
-    is_kept = locker.keeper.stake(holdings, key, owner, terms.ttl)
+    is_kept = locker.keeper.watch(holdings, key, owner, terms.ttl)
     try:
         if not is_kept:
             locker.refuse_unless_kept(terms)

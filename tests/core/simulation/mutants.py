@@ -365,8 +365,8 @@ MUTANTS: Final = (
         Locker,
         "abandon",
         "if not holding.left_to_others:",
-        # Without its stake, for else the keeper gives back what nobody refers to any more.
-        "if self.keeper.stakes.pop(holding.owner, None) and False:",
+        # Without its watch, for else the keeper gives back what nobody refers to any more.
+        "if self.keeper.watches.pop(holding.owner, None) and False:",
         ("P6",),
         seed=541,
     ),
