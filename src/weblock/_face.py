@@ -286,7 +286,7 @@ class Face:
             if not self._closed:
                 return elected
             locker, holdings = elected
-            locker.abandon(holdings)  # Another Locks has kept the engine open.
+            locker.release_later(holdings)  # Another Locks has kept the engine open.
 
     async def _leader(self, key: str) -> str | None:
         info = await self._inspect(key)
@@ -612,7 +612,7 @@ class BaseLease:
         """Release what the garbage collector ends. Its holder no longer has it."""
         for each in self._leased:
             self._locker.keeper.drop_holding(each)
-        end_later(partial(self._locker.abandon, self._holdings))
+        end_later(partial(self._locker.release_later, self._holdings))
 
     def _leave(self) -> None:
         """End the lease for its holder, while it lasts in the engine: ``release`` does nothing then.

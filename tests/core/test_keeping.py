@@ -222,7 +222,7 @@ class Slow(Store):
         self.asked = asked
         self._how = how
 
-    def hasty(self) -> Slow:
+    def impatient(self) -> Slow:
         return Slow(self.asked, "in haste")
 
     async def release(self, *_args: Any, **_options: Any) -> Reply:
@@ -248,7 +248,7 @@ def test_debts_are_paid_in_haste_until_nothing_else_is_kept() -> None:
 class Portions(Slow):
     """An engine that takes all that is given back at once, and fails for one owner."""
 
-    def hasty(self) -> Portions:
+    def impatient(self) -> Portions:
         return self
 
     async def release_some(

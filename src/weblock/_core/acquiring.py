@@ -185,13 +185,13 @@ class Locker:
     def over(self) -> bool:
         return self.is_closed or self.keeper.over
 
-    def closed(self) -> EngineUnavailable:
+    def closed_error(self) -> EngineUnavailable:
         return EngineUnavailable(self.engine, "it was closed")
 
     def refuse_unless_kept(self, terms: Terms) -> None:
         """Raise ``EngineUnavailable`` if nothing would renew a lease: it could end within its section."""
         if self.over:
-            raise self.closed()
+            raise self.closed_error()
         if terms.renew:
             reason = "no thread can be started to renew the lease"
             raise EngineUnavailable(self.engine, reason)
@@ -234,7 +234,7 @@ class Locker:
                 await self.release(got)
             raise
         except BaseException:
-            self.abandon(got)
+            self.release_later(got)
             raise
         return got
 
@@ -312,7 +312,7 @@ class Locker:
             seconds = pause * (0.5 + self.runtime.jitter() / 2)
             await self.pause(seconds, self.runtime.sleep)
             if self.over:
-                raise self.closed()
+                raise self.closed_error()
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     async def release(self, holdings: Sequence[Holding | Unprotected]) -> None:
@@ -330,7 +330,7 @@ class Locker:
                 if isinstance(holding, Holding) and holding.status is not Status.RELEASED:
                     self.keeper.drop_holding(holding)
                     ours = holding.let_go(self.runtime.now())
-                    if ours or not holding.left_to_others:
+                    if ours or not holding.released_elsewhere:
                         ttl, void = holding.terms.ttl, holding.void
                         answer = await self.give_back(holding.key, holding.owner, ttl, void)
                         # A lease whose release took long may have ended meanwhile: it was valid
@@ -345,18 +345,18 @@ class Locker:
                         lost = lost or holding
                 pending.pop()
         except BaseException:
-            self.abandon(pending)
+            self.release_later(pending)
             raise
         if lost:
             raise lost.loss()
 
-    def abandon(self, holdings: Sequence[Holding | Unprotected]) -> None:
+    def release_later(self, holdings: Sequence[Holding | Unprotected]) -> None:
         for holding in holdings:
             if isinstance(holding, Unprotected):
                 continue
             self.keeper.drop_holding(holding)
             ours = holding.let_go(self.runtime.now())
-            if not holding.left_to_others:
+            if not holding.released_elsewhere:
                 self.keeper.owe(holding.key, holding.owner, holding.terms.ttl, holding.void)
             if ours:
                 holding.tell_release()
@@ -522,7 +522,7 @@ class Acquisition:
                 raise self._unavailable(f"it has answered nobody for {down_for:.1f} s")
         while True:
             if locker.is_closed or locker.keeper.over:
-                raise locker.closed()
+                raise locker.closed_error()
             reply = await self._ask()
             answer, anchor = reply.answer, self._anchor
             # One after the other, which costs less than ``match``, and the first the most often.
@@ -547,7 +547,7 @@ class Acquisition:
                 waiters = answer.waiters if self._wait != 0 else None
                 raise self._timeout(answer, answer.until - reply.now, waiters)
             elif locker.over:  # To close gives back what is waited for.
-                raise locker.closed()
+                raise locker.closed_error()
             else:
                 raise self._unavailable("it refused the claim")
             holding = self._hold(fence, anchor, until, at_most, confirmed=confirmed)
@@ -596,7 +596,7 @@ class Acquisition:
             seconds = pause * (0.5 + self._runtime.jitter() / 2)
             await self._locker.pause(seconds, self._bell.heard, self._caller)
             if self._locker.over:
-                raise self._locker.closed()
+                raise self._locker.closed_error()
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     async def _queue(self, waiting: Waiting, rest: float) -> Place:
@@ -619,7 +619,7 @@ class Acquisition:
         place.waits(waiting, rest, self._anchor)
         locker.keeper.keep(place)
         if locker.over:
-            raise locker.closed()
+            raise locker.closed_error()
         if waiting.recovering:
             failure = self._recovery(waiting, rest)
             if failure.retry_after > self._patience():
@@ -661,7 +661,7 @@ class Acquisition:
             return None
         locker, caller = self._locker, self._caller
         if locker.is_closed or locker.keeper.over:
-            raise locker.closed()
+            raise locker.closed_error()
         holding = Holding(
             self.key,
             self.owner,
@@ -677,7 +677,7 @@ class Acquisition:
         )
         locker.keeper.keep_holding(holding)
         if locker.keeper.over:  # Since just before: then nobody keeps it.
-            raise locker.closed()
+            raise locker.closed_error()
         if self._place:
             if len(locker.waits) >= MOST_WAITS:
                 locker.waits.clear()

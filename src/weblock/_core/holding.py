@@ -266,7 +266,7 @@ class Holding:
         self.lose("forked")
 
     @property
-    def left_to_others(self) -> bool:
+    def released_elsewhere(self) -> bool:
         """Whether the parent process, or the keeper that is closing, releases it."""
         return self.reason in {"forked", "closed"}
 

@@ -230,7 +230,7 @@ class Keeper:
     async def run(self) -> None:
         """Run the loop; ``spawn`` runs it again if it fails."""
         store = self._store = self._store or self._connect(self._runtime)
-        hasty = store.hasty()
+        impatient = store.impatient()
         while not self._ends:
             # Anything that is added from here on rings, so the check below misses nothing.
             asked_for, self._wakes_at = self._wakes_at, INFINITE
@@ -238,7 +238,7 @@ class Keeper:
             now = self._runtime.now()
             # A portion at a time: while an engine is slow to take them, leases need renewal.
             due = [each for each in list(self._debts.values()) if each.due <= now]
-            await self._pay(due[:PORTION], hasty)
+            await self._pay(due[:PORTION], impatient)
             dues = [each.due for each in list(self._kept.values())]
             dues += [debt.due for debt in list(self._debts.values())]
             if dues:

@@ -137,7 +137,7 @@ async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | No
         for holding, lease in zip(holdings, given, strict=True):
             length = holding.terms.ttl if ttl is None else ttl
             locker.keeper.owe(lease.key, lease.owner, length, 2 * holding.terms.ttl + LATEST)
-        locker.abandon(holdings)
+        locker.release_later(holdings)
         raise
     for holding in holdings:
         locker.keeper.watches.pop(holding.owner, None)
@@ -165,7 +165,7 @@ async def take_over(locker: Locker, leases: Sequence[OnItsWay], terms: Terms) ->
     except BaseException:
         if got:
             release_given(locker, leases[len(got) :])
-        locker.abandon(got)
+        locker.release_later(got)
         raise
     return got
 
@@ -213,7 +213,7 @@ async def _take(
         holding.check(locker.runtime.now())
         locker.keeper.keep_holding(holding)
         if locker.keeper.over:  # Since just before: then nothing keeps it.
-            raise locker.closed()
+            raise locker.closed_error()
     except BaseException:
         # In the background: a request may be under way that would get the lease.
         locker.keeper.owe(key, owner, terms.ttl, 2 * terms.ttl + LATEST)
@@ -228,7 +228,7 @@ async def _transfer(
 ) -> tuple[float, Anchor]:
     """Return when the moved lease ends, in the engine's time. Raises ``LeaseLost`` if it has ended."""
     if locker.keeper.over:
-        raise locker.closed()
+        raise locker.closed_error()
 
     async def ask() -> tuple[Reply, float]:
         sent = locker.runtime.now()
@@ -237,6 +237,6 @@ async def _transfer(
     reply, sent = await locker.insist(ask)
     if not isinstance(reply.answer, Held) or reply.answer.fence != fence:
         if locker.keeper.over:  # To close gives back what either side has.
-            raise locker.closed()
+            raise locker.closed_error()
         raise LeaseLost(unqualified(key), fence=fence, reason="taken")
     return reply.answer.until, Anchor(reply.now, sent)

@@ -119,7 +119,7 @@ class Store(Protocol):
     async def marked(self, key: str) -> bool:
         """Return whether there is such a mark. After ``mark`` returns, every caller sees it."""
 
-    def hasty(self) -> Store:
+    def impatient(self) -> Store:
         """Return a store for requests that must not hold up the heartbeats of other keys.
 
         It gives up earlier where a part of the engine, such as one file, can be stuck for long.

@@ -167,7 +167,7 @@ class CellStore(Store):
     def process(self) -> str:
         return self._bells.process
 
-    def hasty(self) -> CellStore:
+    def impatient(self) -> CellStore:
         """Return the same with no more patience than heartbeats have."""
         patience = self._beat_patience
         return CellStore(self._cells, self._bells, patience=patience, beat_patience=patience)

@@ -177,7 +177,7 @@ class MovingSchedule:
                 await locker.release(hands)
         except WeblockError as error:
             self.counts["lost or in doubt"] += 1
-            locker.abandon(hands)
+            locker.release_later(hands)
             if self.calm:
                 self.world.fail("M5 live", f"nothing was in the way, and yet the {error}")
 

@@ -363,8 +363,8 @@ MUTANTS: Final = (
     Mutant(
         "a cancelled release does not release",
         Locker,
-        "abandon",
-        "if not holding.left_to_others:",
+        "release_later",
+        "if not holding.released_elsewhere:",
         # Without its watch, for else the keeper gives back what nobody refers to any more.
         "if self.keeper.watches.pop(holding.owner, None) and False:",
         ("P6",),
