@@ -90,7 +90,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     def is_quiet() -> bool:
         # Other threads may have had something to log before this time began, and since.
         clock[0] = max(clock[0], time.monotonic()) + event_log.MINUTE
-        return not event_log._floods._swollen
+        return not event_log._floods._has_suppressed
 
     eventually(is_quiet)
 

@@ -659,7 +659,7 @@ An event of the release would cost each request more than its lock does.
 L = TypeVar("L", bound=BaseLease)
 
 
-class Inside(Generic[L]):
+class HoldBlock(Generic[L]):
     """A ``hold`` of either face, which any number of callers may share: the leases that are inside."""
 
     __slots__ = ("_entered", "_keys", "_leases", "_locks", "_options")

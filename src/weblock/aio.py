@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from ._adapting import AtLeast
-from ._face import BaseLease, Face, Inside, leaving
+from ._face import BaseLease, Face, HoldBlock, leaving
 from ._options import (
     Duration,
     HoldOptions,
@@ -619,7 +619,7 @@ class AsyncLease(BaseLease):
 AsyncLocks._lease = AsyncLease  # noqa: SLF001 - either class names the other
 
 
-class AsyncHold(Inside[AsyncLease]):
+class AsyncHold(HoldBlock[AsyncLease]):
     """An ``async with`` block that holds keys."""
 
     __slots__ = ()

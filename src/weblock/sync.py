@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from ._adapting import AtLeast
-from ._face import BaseLease, Face, Inside, leaving
+from ._face import BaseLease, Face, HoldBlock, leaving
 from ._options import (
     Duration,
     HoldOptions,
@@ -561,7 +561,7 @@ class Lease(BaseLease):
 Locks._lease = Lease  # noqa: SLF001 - either class names the other
 
 
-class Hold(Inside[Lease]):
+class Hold(HoldBlock[Lease]):
     """A ``with`` block that holds keys."""
 
     __slots__ = ()

@@ -34,7 +34,7 @@ def patched_by() -> str | None:
     return None
 
 
-class _Home:
+class _FirstThread:
     """The real thread whose greenlets lock, which is the first one that does."""
 
     def __init__(self) -> None:
@@ -45,15 +45,15 @@ class _Home:
         self.hub: Any = None
 
 
-_home: Final = _Home()
+_first: Final = _FirstThread()
 
 
 def refuse_other_threads() -> None:
     """Raise ``ConfigurationError`` under gevent, unless this real thread is the first that comes here."""
     hub = importlib.import_module("gevent").get_hub()
-    if _home.hub is None:
-        _home.hub = hub
-    if hub is not _home.hub:
+    if _first.hub is None:
+        _first.hub = hub
+    if hub is not _first.hub:
         raise ConfigurationError(
             "this thread is not the one whose greenlets use weblock's locks, but perhaps one of gevent's"
             " threadpool: acquire and release in a greenlet, and run only the work between in the"

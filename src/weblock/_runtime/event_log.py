@@ -237,10 +237,12 @@ class _Floods:
     def after_fork(self) -> None:
         self._guard = threading.RLock()  # A finalizer inside may have to log, too.
         self._floods: dict[tuple[type[Event], str, str | None], _Flood] = {}
-        self._thread = BackgroundThread("weblock-log", self._until_quiet, lambda: self._swollen)
+        self._thread = BackgroundThread(
+            "weblock-log", self._until_quiet, lambda: self._has_suppressed
+        )
 
     @property
-    def _swollen(self) -> bool:
+    def _has_suppressed(self) -> bool:
         return any(flood.more for flood in list(self._floods.values()))
 
     def admit(self, event: Event, line: _Line) -> bool:
@@ -271,7 +273,7 @@ class _Floods:
             return self._floods.pop((kind, engine, None), None) is not None
 
     def _until_quiet(self) -> None:
-        while self._swollen:
+        while self._has_suppressed:
             time.sleep(SECOND)
             now, ended = time.monotonic(), []
             with self._guard:

@@ -6,7 +6,7 @@
 - ``marks``: what is recorded as done.
 - ``checks``: what an operator should know of the directory.
 
-A process opens a directory when it first locks something, and keeps it open (``Home``). An operation
+A process opens a directory when it first locks something, and keeps it open (``OpenDirectory``). An operation
 tries to get into the record file of its key. A record file is tried, and tried again after a moment,
 rather than waited for: in asyncio the loop goes on meanwhile, and no caller hangs because a process
 inside was stopped. The time is the machine's monotonic clock, which all processes share.
@@ -123,7 +123,7 @@ class FileEngine(Engine):
         """Begin with nothing open, as a process that had no name before."""
         self.switchboard = Switchboard()
         self.process = secrets.token_hex(8)
-        self.home: Home | None = None
+        self.home: OpenDirectory | None = None
         self._opening = threading.RLock()
         self._opens = False
         """Whether the thread that has the mutex is opening the directory."""
@@ -144,7 +144,7 @@ class FileEngine(Engine):
         if home := self.home:
             home.processes.close_up(process, owner)
 
-    def open(self) -> Home:
+    def open(self) -> OpenDirectory:
         """Return what this process has open, or open it. Raises ``EngineUnavailable``."""
         try:
             return self.home or self._open()
@@ -189,7 +189,7 @@ class FileEngine(Engine):
             self._closed = True
         self.leave(self.home)
 
-    def leave(self, home: Home | None) -> None:
+    def leave(self, home: OpenDirectory | None) -> None:
         """Leave a directory that was deleted, or is not needed any more.
 
         Its leases are gone: the keeper will find out. Waiters ask again, in the new directory, and under
@@ -203,7 +203,7 @@ class FileEngine(Engine):
             home.close()
         self.switchboard.ring_all(CheckAgain())
 
-    def _open(self) -> Home:
+    def _open(self) -> OpenDirectory:
         with self._opening:
             if self._closed:
                 raise ConfigurationError(f"{self.name} has been closed")
@@ -215,7 +215,7 @@ class FileEngine(Engine):
                     # A forked child may run as another user by now.
                     self.path = self._directory or default_directory()
                     self.name = f"file://{self.path}"
-                    self.home = Home(self)
+                    self.home = OpenDirectory(self)
             except OSError as error:
                 self.fail(error)
             finally:
@@ -223,7 +223,7 @@ class FileEngine(Engine):
             return self.home
 
 
-class Home:
+class OpenDirectory:
     """What a process has open of a directory."""
 
     def __init__(self, engine: FileEngine) -> None:
