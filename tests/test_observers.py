@@ -349,7 +349,7 @@ def test_what_nobody_wants_costs_no_call(face: type[Locks | AsyncLocks], url: st
 
 @contextmanager
 def once_at_a_time(face: type[Locks | AsyncLocks], url: str) -> Iterator[Callable[[], None]]:
-    """A function that acquires and releases a key by one of the two faces."""
+    """A function that acquires and releases a key by one of the two APIs."""
     if issubclass(face, Locks):
         with face.from_url(url) as locks:
             yield lambda: locks.acquire("a").release()

@@ -82,7 +82,7 @@ def test_only_the_modules_for_it_use_private_names_of_other_packages() -> None:
     assert any(name == "_sock" for tree in trees.values() for _, name in used(tree))  # It looks.
 
 
-API = {"Face", "Locks", "AsyncLocks", "BaseLease", "Lease", "AsyncLease"}
+API = {"BaseLocks", "Locks", "AsyncLocks", "BaseLease", "Lease", "AsyncLease"}
 
 ADAPTERS = [
     path
@@ -95,7 +95,7 @@ def names_of_api() -> set[str]:
     """Every private name of the classes that users have, whether a method's or an attribute's."""
     return {
         name
-        for module in ("_face.py", "sync.py", "aio.py")
+        for module in ("_api.py", "sync.py", "aio.py")
         for each in ast.walk(ast.parse((SOURCE / module).read_text()))
         if isinstance(each, ast.ClassDef) and each.name in API
         for name in [*defined(each), *(name for _, name in used(each))]

@@ -16,10 +16,10 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from operator import attrgetter
 from typing import Any, Final, Literal
 
+from ._api import BaseLease, BaseLocks, Place
 from ._core.acquiring import Caller, Locker
 from ._core.holding import Holding, Holdings, Terms, Unprotected
 from ._core.moving import leases_in, release_given
-from ._face import BaseLease, Face, Place
 from ._options import Duration, HoldOptions, seconds
 from ._platform.logs import logger
 from .errors import ConfigurationError, EngineUnavailable
@@ -31,19 +31,19 @@ Acquired = tuple[Locker, Sequence[Holding | Unprotected]]
 """What was acquired, and what releases it."""
 
 acquire: Final[
-    Callable[[Face, Sequence[str], HoldOptions, Caller | None], Coroutine[Any, Any, Acquired]]
-] = Face._acquire
+    Callable[[BaseLocks, Sequence[str], HoldOptions, Caller | None], Coroutine[Any, Any, Acquired]]
+] = BaseLocks._acquire
 """Acquire keys for a caller, which a request is. Raises what ``Locks.acquire`` raises."""
 
-take_over: Final[Callable[[Face, str, HoldOptions], Coroutine[Any, Any, Acquired]]] = (
-    Face._take_over
+take_over: Final[Callable[[BaseLocks, str, HoldOptions], Coroutine[Any, Any, Acquired]]] = (
+    BaseLocks._take_over
 )
 """Continue what a token of ``hand_over`` stands for. Raises what ``Locks.take_over`` raises."""
 
-place_of: Final[Callable[[Face], Place]] = attrgetter("_place")
+place_of: Final[Callable[[BaseLocks], Place]] = attrgetter("_place")
 """Return where the keys of some locks are: a key in the same place is the same key."""
 
-kind_of: Final[Callable[[Face], type[BaseLease]]] = attrgetter("_lease")
+kind_of: Final[Callable[[BaseLocks], type[BaseLease]]] = attrgetter("_lease")
 """Return the class of the leases of some locks."""
 
 when: Final[Callable[[BaseLease, Event, Callable[[], object]], None]] = BaseLease._when
@@ -53,12 +53,12 @@ It must not wait, nor raise.
 """
 
 
-def give_up(locks: Face, token: str) -> None:
+def give_up(locks: BaseLocks, token: str) -> None:
     """Release in the background what a token of ``hand_over`` stands for, unless it was taken over."""
     release_given(locks._locker, leases_in(token))
 
 
-def joined(locks: Face, leases: Sequence[BaseLease], keys: Sequence[str]) -> Acquired:
+def joined(locks: BaseLocks, leases: Sequence[BaseLease], keys: Sequence[str]) -> Acquired:
     """Return several leases in one place, of either kind of locks, as one acquisition of these keys."""
     held = {unqualified(each.key): each for lease in leases for each in lease._holdings}
     hands = Holdings(held[key] for key in keys)
@@ -66,7 +66,7 @@ def joined(locks: Face, leases: Sequence[BaseLease], keys: Sequence[str]) -> Acq
     return locks._locker, hands
 
 
-def terms_of(locks: Face, options: HoldOptions) -> Terms:
+def terms_of(locks: BaseLocks, options: HoldOptions) -> Terms:
     """Return what locks and options say together: ttl, limit and so on."""
     own = locks._options
     return (own.of_call(options) if options else own.own)[0]
@@ -85,7 +85,7 @@ def leave(lease: BaseLease) -> None:
     lease._leave()
 
 
-async def begin_recovery(locks: Face) -> None:
+async def begin_recovery(locks: BaseLocks) -> None:
     """Have an engine that may have lost leases begin to recover now, not with the first caller.
 
     Events report how long that takes, and an engine that does not answer.
@@ -102,7 +102,7 @@ async def begin_recovery(locks: Face) -> None:
             logger.error("%s", error)  # noqa: TRY400 - it has no traceback that helps
 
 
-def rest(locks: Face, *, unless: Collection[object] = ()) -> None:
+def rest(locks: BaseLocks, *, unless: Collection[object] = ()) -> None:
     """Free what ``close`` frees, until the locks are used again: an application may start again.
 
     Do nothing if ``unless``, to which other threads may add, contains anything.
@@ -110,7 +110,7 @@ def rest(locks: Face, *, unless: Collection[object] = ()) -> None:
     locks._rest(unless)
 
 
-def close(locks: Face) -> None:
+def close(locks: BaseLocks) -> None:
     """Close locks of either kind, also where no event loop runs."""
     locks._close()
 
@@ -118,7 +118,7 @@ def close(locks: Face) -> None:
 class AtLeast:
     """Keeps the key of a run taken for a while, also if its work ends before: see ``Locks.run``."""
 
-    def __init__(self, locks: Face, given: Duration | None, options: HoldOptions) -> None:
+    def __init__(self, locks: BaseLocks, given: Duration | None, options: HoldOptions) -> None:
         """Raises ``ConfigurationError`` for a time for which the lease cannot last."""
         self._now = locks._locker.runtime.now
         self._least = None if given is None else seconds("at_least", given)

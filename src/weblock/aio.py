@@ -1,4 +1,4 @@
-"""The asyncio face: the methods of ``Locks`` under the same names, awaitable."""
+"""The asyncio API: the methods of ``Locks`` under the same names, awaitable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from ._adapting import AtLeast
-from ._face import BaseLease, Face, HoldBlock, leaving
+from ._api import BaseLease, BaseLocks, HoldBlock, leaving
 from ._options import (
     Duration,
     HoldOptions,
@@ -41,7 +41,7 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 
-class AsyncLocks(Face):
+class AsyncLocks(BaseLocks):
     """Locks for tasks of asyncio, on one engine.
 
     It holds no state of its leases, so one serves all tasks and event loops of a process.

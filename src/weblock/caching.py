@@ -219,7 +219,7 @@ _PASSED_ON: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEY
 
 
 def _method_of(cache: object, name: str, *, suspends: bool) -> Callable[..., Any] | None:
-    """Return a method of a cache. Django's caches have awaitable ones beside the others."""
+    """Return a method of a cache. Django's caches have both kinds."""
     for each in (f"a{name}", name) if suspends else (name,):
         method = getattr(cache, each, None)
         if callable(method):

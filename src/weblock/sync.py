@@ -1,5 +1,5 @@
 # Generated from aio.py by scripts/generate: change that file, and run it.
-"""The blocking face: locks for threads."""
+"""The blocking API: locks for threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from ._adapting import AtLeast
-from ._face import BaseLease, Face, HoldBlock, leaving
+from ._api import BaseLease, BaseLocks, HoldBlock, leaving
 from ._options import (
     Duration,
     HoldOptions,
@@ -38,7 +38,7 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 
-class Locks(Face):
+class Locks(BaseLocks):
     """Locks for threads, on one engine.
 
     It holds no state of its leases, so one serves all threads of a process.

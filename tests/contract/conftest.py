@@ -1,4 +1,4 @@
-"""Every test runs on each engine that promises what the test is about, and on both faces.
+"""Every test runs on each engine that promises what the test is about, and on both APIs.
 
 Two marks, and what an engine shares with another, spare what would be tested twice; with
 ``WEBLOCK_LONG=1`` nothing is spared.
@@ -126,7 +126,7 @@ def other(face: BlockingFace | AsyncioFace) -> Actor:
 
 @pytest.fixture
 def tasks() -> Iterator[AsyncioFace]:
-    """The asyncio face, for what only tasks can do, as being cancelled."""
+    """The asyncio API, for what only tasks can do, as being cancelled."""
     face = AsyncioFace()
     yield face
     face.close()

@@ -1,6 +1,6 @@
 """Both faces behind one driver, so that each promise is written once.
 
-An ``Actor`` is one flow of control: a thread for the blocking face, a task for the asyncio face.
+An ``Actor`` is one flow of control: a thread for the blocking API, a task for the asyncio API.
 A test tells its actors what to call, and either waits for the outcome (``do``) or not (``begin``).
 """
 

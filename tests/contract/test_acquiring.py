@@ -480,7 +480,7 @@ def test_two_locks_of_one_url_share_the_engine(face, url, locks, one, other) -> 
 
 
 def test_both_faces_exclude_one_another(locks, one, probe) -> None:
-    """A lease of either face keeps the blocking face out, in the same process."""
+    """A lease of either API keeps the blocking API out, in the same process."""
     lease = one.do(locks.acquire, "key", ttl=60)
     assert probe.try_acquire("key") is None
     one.do(lease.release)

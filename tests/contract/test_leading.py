@@ -177,7 +177,7 @@ class TestElections:
         self, promises, face, one, other, *, stand, body, tmp_path, monkeypatch
     ) -> None:
         """A leader and a candidate leave their loops without an error."""
-        monkeypatch.setattr("weblock._face.ELECTION_PAUSE", 0.01)
+        monkeypatch.setattr("weblock._api.ELECTION_PAUSE", 0.01)
         # On an engine of their own: closing leaves open what others use.
         closed, asks = face.open(promises.fresh_url(tmp_path / "own")), face.actor()
         leads = stand(one, body, locks=closed, ttl=LONG)
@@ -210,7 +210,7 @@ def test_another_leads_when_the_leader_is_killed(promises, one, *, puppet, stand
 def test_an_election_outlasts_an_outage(locks, one, *, stand, body, monkeypatch) -> None:
     """A caller that stands while the engine does not answer is elected when it answers again."""
     acquire, failures = type(locks)._acquire, iter(range(2))
-    monkeypatch.setattr("weblock._face.ELECTION_PAUSE", 0.01)
+    monkeypatch.setattr("weblock._api.ELECTION_PAUSE", 0.01)
 
     async def unavailable_twice(self: Any, *args: Any) -> Any:
         if next(failures, None) is not None:

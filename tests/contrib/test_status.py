@@ -77,7 +77,7 @@ async def test_authorize_decides(url: str, is_async: bool) -> None:
 async def test_it_tells_keys_holders_and_queues(
     url: str, locks: Locks, face: Any, monkeypatch
 ) -> None:
-    """As JSON it tells what ``list`` does, the longest queue first, and the numbers, on both faces."""
+    """As JSON it tells what ``list`` does, the longest queue first, and the numbers, on both APIs."""
     monkeypatch.setattr("weblock.contrib.status.looking.SELDOM", PATIENCE)  # No look but ours.
     page = StatusPage(face.from_url(url), insecure=True)
     assert (await told(page))["keys"] == []

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from weblock import AsyncLocks, Key, Locks, _face
+from weblock import AsyncLocks, Key, Locks, _api
 from weblock.contrib.kit.spec import keys_made_by
 
 numbers = itertools.count()
@@ -12,7 +12,7 @@ numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def unwarned(monkeypatch):
-    monkeypatch.setattr(_face, "_warned_of", set())
+    monkeypatch.setattr(_api, "_warned_of", set())
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ async def test_strangers_keys_do_not_fill_the_log(url, caplog):
     """Only so many are told of: a key may be made of what somebody has sent."""
     for number in range(50):
         await hold(Locks, url, f"file:{{name_{number}}}")
-    assert len(caplog.records) == _face._MOST_WARNINGS
-    assert len(_face._warned_of) == _face._MOST_WARNINGS
+    assert len(caplog.records) == _api._MOST_WARNINGS
+    assert len(_api._warned_of) == _api._MOST_WARNINGS
 
 
 def test_decorators_fill_in_their_templates(url, caplog):

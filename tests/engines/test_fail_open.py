@@ -108,7 +108,7 @@ def test_a_section_runs_without_a_lease(
 
 
 async def test_so_does_one_of_asyncio(engine: tuple[URL, Outage]) -> None:
-    """The same of the asyncio face, for several keys too, and where it never waits."""
+    """The same of the asyncio API, for several keys too, and where it never waits."""
     heard = Heard()
     url, outage = engine
     async with AsyncLocks.from_url(url, wait=0.5, observers=[heard.observer]) as locks:

@@ -279,7 +279,7 @@ async def test_a_keeper_repeats_no_statement_that_was_answered(url, code) -> Non
 
 class TestTheTable:
     def test_a_table_that_is_missing_is_told_with_the_remedy(self) -> None:
-        """Whoever locks without the table learns at once how to get it, on both faces."""
+        """Whoever locks without the table learns at once how to get it, on both APIs."""
         url = f"{shared_postgres().url()}?table=missing"
         with Locks.from_url(url) as locks:
             for ask in (lambda: locks.acquire("key"), locks.list, locks.ping):
@@ -446,7 +446,7 @@ class TestFaults:
             server.execute("ALTER ROLE postgres RESET synchronous_commit")
 
     def test_a_server_that_hangs_is_given_up_in_time(self, server) -> None:
-        """On both faces, a statement that has no answer ends with the timeout, and so does the wait."""
+        """On both APIs, a statement that has no answer ends with the timeout, and so does the wait."""
         url = f"{server.url()}?create=true&timeout=0.3&connect_timeout=1&table=hangs"
         # What was answered last, and is not renewed or released meanwhile, leaves a connection to ask on.
         patiently: dict[str, Any] = {"wait": PATIENCE, "ttl": LONG, "renew": False}

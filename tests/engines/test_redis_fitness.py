@@ -29,7 +29,7 @@ def server() -> Iterator[Server]:
 
 
 def refusal(url: str) -> str:
-    """What is said when a lock is wanted there; both faces say the same."""
+    """What is said when a lock is wanted there; both APIs say the same."""
     with Locks.from_url(url, wait=0) as locks, pytest.raises(EngineUnavailable) as refused:
         locks.acquire("a")
     return str(refused.value)
@@ -232,7 +232,7 @@ def test_a_lease_is_not_renewed_without_its_replicas(server: Server) -> None:
 
 
 async def test_tls_trusts_only_its_own_ca_and_name(server: Server, tmp_path: Path) -> None:
-    """Over TLS both faces lock; a server of another CA, or under another name, is refused."""
+    """Over TLS both APIs lock; a server of another CA, or under another name, is refused."""
     ours, theirs = trustme.CA(), trustme.CA()
     for ca, name in ((ours, "ours.pem"), (theirs, "theirs.pem")):
         ca.cert_pem.write_to_path(tmp_path / name)

@@ -159,7 +159,7 @@ def test_one_server_under_two_names_is_found_out_when_its_replication_has_begun_
 
 
 async def test_any_minority_may_be_down(servers: list[Server]) -> None:
-    """With one of three down, hung or empty, everybody goes on; both faces exclude each other."""
+    """With one of three down, hung or empty, everybody goes on; both APIs exclude each other."""
     with Locks.from_url(urls(servers), wait=PATIENCE) as locks:
         async with AsyncLocks.from_url(urls(servers), wait=PATIENCE) as others:
             fences = []

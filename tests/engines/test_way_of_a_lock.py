@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 BOUNDS = {"memory": (42, 39), "redis": (54, 63)}
-"""Calls on the blocking and on the asyncio face."""
+"""Calls on the blocking and on the asyncio API."""
 
 
 def url_of(engine: str) -> str:

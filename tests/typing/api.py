@@ -32,7 +32,7 @@ from weblock.contrib.django import async_lease_of, lease_of, lock
 
 
 def blocking(item_id: int) -> None:
-    """The blocking face."""
+    """The blocking API."""
     locks = Locks.from_url("redis://localhost", namespace="shop", ttl=10, wait=5)
     assert_type(locks, Locks)
     assert_type(locks.scope, str)
@@ -64,7 +64,7 @@ def blocking(item_id: int) -> None:
 
 
 async def asynchronous(item_id: int) -> None:
-    """The asyncio face: the same names, awaitable."""
+    """The asyncio API: the same names, awaitable."""
     locks = AsyncLocks.from_url("redis://localhost", namespace="shop", ttl=10, wait=5)
     assert_type(locks, AsyncLocks)
     async with locks.hold("create_item", f"item:{item_id}", max_hold=30) as lease:
@@ -85,7 +85,7 @@ async def asynchronous(item_id: int) -> None:
 
 
 async def looking_on(locks: Locks, async_locks: AsyncLocks) -> None:
-    """What is told of keys, on both faces."""
+    """What is told of keys, on both APIs."""
     assert_type(locks.inspect("key"), KeyInfo | None)
     assert_type(locks.list(), list[KeyInfo])
     assert_type(locks.list("item:", limit=10), list[KeyInfo])

@@ -351,7 +351,7 @@ def current(state: KeyState, moment: Moment) -> KeyState:
 
 
 def fits(claim: Claim, grants: tuple[Grant, ...]) -> bool:
-    """Return whether a claim may have a lease beside these."""
+    """Return whether a claim may have a lease together with these."""
     return len(grants) < min(claim.limit, _least_limit(grants))
 
 
@@ -363,7 +363,7 @@ def settle(state: KeyState, moment: Moment) -> tuple[KeyState, tuple[Grant, ...]
     grants = state.grants
     if grants:
         first = grants[0]
-        if first.claim.limit == 1 and _lives(first, moment):  # Then nobody fits beside it.
+        if first.claim.limit == 1 and _lives(first, moment):  # Then no claim fits.
             return state, ()
     elif not state.queue:
         return state, ()

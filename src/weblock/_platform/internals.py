@@ -31,5 +31,5 @@ running_loop: Final[Callable[[], asyncio.AbstractEventLoop | None]] = (
 )
 """Returns the event loop that runs in this thread or greenlet, or ``None``.
 
-Outside a loop the public function raises, which takes several times as long, and the blocking face asks often.
+Outside a loop the public function raises, which takes several times as long, and the blocking API asks often.
 """

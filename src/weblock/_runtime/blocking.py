@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def drive(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine of the blocking face to its end, in one step.
+    """Run a coroutine of the blocking API to its end, in one step.
 
     The idea is that of gel-python's ``iter_coroutine``. One that suspends is a bug, and raises.
     """

@@ -22,7 +22,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import LockError, LockNotOwnedError
 
 from ..._adapting import close
-from ..._face import BaseLease, Face
+from ..._api import BaseLease, BaseLocks
 from ..._options import HoldOptions
 from ..._platform.collector import end_later
 from ...errors import ConfigurationError, EngineUnavailable, InvalidKey, LeaseLost
@@ -32,7 +32,7 @@ from ...keys import check_key
 logger = logging.getLogger(__name__)
 
 L = TypeVar("L", bound=BaseLease)
-F = TypeVar("F", bound=Face)
+F = TypeVar("F", bound=BaseLocks)
 
 _INSIDE = re.compile(
     r"lua_|do_(acquire|release|extend|reacquire)$|register_scripts$", re.IGNORECASE

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from ..._adapting import Acquired
-from ..._face import Face
+from ..._api import BaseLocks
 from ..._options import Duration, HoldOptions
 from ..._platform.internals import running_loop
 from ...aio import AsyncLease, AsyncLocks
@@ -270,12 +270,12 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
         self._inbox.cut()
         return False
 
-    def kind_of_lease(self, locks: Face) -> type[RequestLease]:  # noqa: ARG002 - of either face
+    def kind_of_lease(self, locks: BaseLocks) -> type[RequestLease]:  # noqa: ARG002 - of either API
         """Return the class that works on the event loop and in threads."""
         return RequestLease
 
-    def new_lease(self, locks: Face, acquired: Acquired) -> RequestLease:  # noqa: ARG002 - as above
-        """Return what was acquired as a lease for users of either face."""
+    def new_lease(self, locks: BaseLocks, acquired: Acquired) -> RequestLease:  # noqa: ARG002 - as above
+        """Return what was acquired as a lease for users of either API."""
         lease = RequestLease(*acquired)
         lease.loop = self.loop
         return lease

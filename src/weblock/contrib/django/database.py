@@ -40,7 +40,7 @@ from django.db.utils import Error
 from django.http import HttpRequest
 
 from ..._adapting import terms_of
-from ..._face import BaseLease
+from ..._api import BaseLease
 from ..._options import HoldOptions
 from ..._platform.logs import logger
 from ...errors import ConfigurationError, LeaseLost, WeblockError

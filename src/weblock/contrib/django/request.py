@@ -30,7 +30,7 @@ from django.http import HttpRequest, RawPostDataException
 from django.http.response import HttpResponseBase
 from django.utils.functional import LazyObject
 
-from ..._face import BaseLease, Face
+from ..._api import BaseLease, BaseLocks
 from ..._options import HoldOptions
 from ..._platform.internals import running_loop
 from ..._platform.logs import logger
@@ -62,8 +62,8 @@ from .view_lock import DEFAULT, Call, ViewLock, in_task, in_thread
 class ViewLeases(RequestLeases[BaseLease]):
     """The leases of a request, and what its views see of them."""
 
-    faces: ClassVar[Mapping[str, Face]]
-    """The locks by alias, of the face that serves it."""
+    faces: ClassVar[Mapping[str, BaseLocks]]
+    """The locks by alias, of the API that serves it."""
     call: ClassVar[Call]
 
     def __init__(self, request: HttpRequest) -> None:
@@ -136,7 +136,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         if (lock, to_task) == self._shown:
             return
         self._shown = lock, to_task
-        face: Face = async_locks[lock.alias] if to_task else locks[lock.alias]
+        face: BaseLocks = async_locks[lock.alias] if to_task else locks[lock.alias]
         keys = self._by_lock[lock]
         self.request.weblock = self.lease_of(face, keys) if keys else None  # type: ignore[attr-defined]
 
@@ -232,7 +232,7 @@ class ViewLeases(RequestLeases[BaseLease]):
             await self.call(_read_body, self.request, of_alias(alias).body_wait)
 
     def _refuse_keys_of_outer(
-        self, wanted: Sequence[tuple[ViewLock, Face, Sequence[CheckedKey]]]
+        self, wanted: Sequence[tuple[ViewLock, BaseLocks, Sequence[CheckedKey]]]
     ) -> None:
         """Raise ``AlreadyHeld`` for a key of a request that waits for this one's response."""
         outer = self._outer

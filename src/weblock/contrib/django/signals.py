@@ -12,7 +12,7 @@ from typing import Final
 from django.db import connections
 from django.dispatch.dispatcher import Signal
 
-from ..._face import Face
+from ..._api import BaseLocks
 from ..._runtime.observing import Observer
 from ...events import EVENTS, Answered, Event
 
@@ -40,7 +40,7 @@ SIGNALS: Final[dict[type[Event], Signal]] = {
 }
 
 
-def announcing(face: type[Face], alias: str) -> Observer:
+def announcing(face: type[BaseLocks], alias: str) -> Observer:
     """Return what sends a signal for each event of the locks of an alias."""
 
     def send(event: Event) -> None:

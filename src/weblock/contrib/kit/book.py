@@ -22,7 +22,7 @@ own *within* that of the request. It begins with the keys of what is around it, 
 its own: the others have to wait for them.
 
 All is written once, as coroutines, as the core is. An adapter that serves requests in threads drives
-them: on the blocking face they never suspend.
+them: on the blocking API they never suspend.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from urllib.parse import quote
 from weakref import ref
 
 from ..._adapting import Acquired, acquire, holdings_of, joined, kind_of, place_of, terms_of
+from ..._api import BaseLease, BaseLocks
 from ..._core.acquiring import Caller
 from ..._core.holding import Status
-from ..._face import BaseLease, Face
 from ..._options import HoldOptions
 from ..._platform.forks import Mutex, enter_child, getpid, process
 from ..._platform.internals import running_loop
@@ -100,12 +100,12 @@ class Book:
             if id(lease) in gone:
                 self.keys.pop(key, None)
 
-    def missing(self, locks: Face, keys: Sequence[CheckedKey]) -> Sequence[CheckedKey]:
+    def missing(self, locks: BaseLocks, keys: Sequence[CheckedKey]) -> Sequence[CheckedKey]:
         """Return those of the keys that the request does not hold yet."""
         return [key for key in keys if not self.holds(locks, key)]
 
-    def holds(self, locks: Face, key: str) -> bool:
-        """Return whether the request holds a key, by locks of either face, and has not released it."""
+    def holds(self, locks: BaseLocks, key: str) -> bool:
+        """Return whether the request holds a key, by locks of either API, and has not released it."""
         lease = self.keys.get((place_of(locks), key))
         return lease is not None and not any(
             each.status is Status.RELEASED and unqualified(each.key) == key
@@ -113,7 +113,7 @@ class Book:
         )
 
     def refuse_upgrades(
-        self, locks: Face, keys: Sequence[CheckedKey], options: HoldOptions
+        self, locks: BaseLocks, keys: Sequence[CheckedKey], options: HoldOptions
     ) -> None:
         """Raise ``AlreadyHeld`` if more may hold a key with this request than it asks for now."""
         limit = terms_of(locks, options).limit
@@ -123,14 +123,14 @@ class Book:
                 raise AlreadyHeld(key, upgrade=True)
 
     def in_turn(
-        self, wanted: Iterable[tuple[S, Face, Sequence[CheckedKey]]]
-    ) -> Iterator[tuple[S, Face, list[CheckedKey]]]:
+        self, wanted: Iterable[tuple[S, BaseLocks, Sequence[CheckedKey]]]
+    ) -> Iterator[tuple[S, BaseLocks, list[CheckedKey]]]:
         """Return what is still to be acquired of several specs, each with its locks and its keys.
 
         All keys are acquired in one order, whatever spec each is of: requests that want the same keys by
         several specs would otherwise wait for one another. Raises ``AlreadyHeld`` as ``refuse_upgrades``.
         """
-        missing: dict[tuple[str, str, CheckedKey, int], tuple[S, Face, int]] = {}
+        missing: dict[tuple[str, str, CheckedKey, int], tuple[S, BaseLocks, int]] = {}
         for spec, locks, keys in wanted:
             limit = terms_of(locks, spec.options).limit
             for key in keys:
@@ -195,7 +195,7 @@ class RequestLeases(Generic[L]):
 
     async def take(
         self,
-        locks: Face,
+        locks: BaseLocks,
         keys: Sequence[CheckedKey],
         options: HoldOptions,
         before_waiting: BeforeWaiting | None = None,
@@ -240,7 +240,7 @@ class RequestLeases(Generic[L]):
         lease.check()
         return lease
 
-    def lease_of(self, locks: Face, keys: Sequence[str]) -> L:
+    def lease_of(self, locks: BaseLocks, keys: Sequence[str]) -> L:
         """Return the lease of just these keys, all of which the request holds, for users of ``locks``."""
         place = place_of(locks)
         leases: list[Any] = [self.book.keys[place, key] for key in keys]
@@ -249,11 +249,11 @@ class RequestLeases(Generic[L]):
             return first
         return self.new_lease(locks, joined(locks, leases, keys))
 
-    def kind_of_lease(self, locks: Face) -> type[BaseLease]:
+    def kind_of_lease(self, locks: BaseLocks) -> type[BaseLease]:
         """Return the class of the leases that users of ``locks`` have."""
         return kind_of(locks)
 
-    def new_lease(self, locks: Face, acquired: Acquired) -> L:
+    def new_lease(self, locks: BaseLocks, acquired: Acquired) -> L:
         """Return what was acquired as a lease for users of ``locks``."""
         return kind_of(locks)(*acquired)  # type: ignore[return-value] # Of this kind of locks.
 

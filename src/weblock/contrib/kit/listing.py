@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote
 
-from ..._face import Face
+from ..._api import BaseLocks
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate
 from .guarding import LEASE_GUARD
@@ -43,7 +43,7 @@ class Locked:
     """Empty for what serves a request without a lock."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Those that this lock has of its own."""
-    locks: Face | None = None
+    locks: BaseLocks | None = None
     """``None`` if the application has none yet."""
     guard: str = LEASE_GUARD
     order: str = ""

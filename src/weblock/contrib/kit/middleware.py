@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from ..._face import Face
+from ..._api import BaseLocks
 from ...errors import ConfigurationError, StrangePath
 from .listing import Asked, Locked
 from .rules import Rule, RuleSet
@@ -26,7 +26,7 @@ class RuleMiddleware(Generic[A]):
     Raises ``ConfigurationError`` if there is no rule.
     """
 
-    def __init__(self, app: A, locks: Face, rules: Rules, root_path: str) -> None:
+    def __init__(self, app: A, locks: BaseLocks, rules: Rules, root_path: str) -> None:
         self.app = app
         """The application that it wraps."""
         self.locks = locks

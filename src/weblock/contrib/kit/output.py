@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ..._face import BaseLease
+from ..._api import BaseLease
 from ...errors import LeaseLost
 
 LIMIT: Final = 1024 * 1024

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
-from ..._face import Face
+from ..._api import BaseLocks
 from ..._options import LocksOptions
 from ...aio import AsyncLocks
 from ...errors import ConfigurationError
 from ...stores import url as urls
 from ...sync import Locks
 
-F = TypeVar("F", bound=Face)
+F = TypeVar("F", bound=BaseLocks)
 
 Wanted = Locks | str | Sequence[str]
 """Locks that are open already, or the engine that is to be opened."""

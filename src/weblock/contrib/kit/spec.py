@@ -8,7 +8,7 @@ from http.cookies import SimpleCookie
 from typing import Any, Final, Self
 from urllib.parse import parse_qsl, unquote_to_bytes
 
-from ..._face import warn_of_templates
+from ..._api import warn_of_templates
 from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError, InvalidKey
 from ...keys import CheckedKey, KeyTemplate, Source, check_key, in_order, signature_of

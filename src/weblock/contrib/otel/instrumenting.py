@@ -10,7 +10,7 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import TracerProvider
 
 from ... import __version__
-from ..._face import Face
+from ..._api import BaseLocks
 from ..._runtime.observing import Observer, observe
 from ...errors import ConfigurationError
 from ...events import EVENTS, Event
@@ -52,7 +52,7 @@ def observer(
 
 
 def instrument(
-    locks: Face | None = None,
+    locks: BaseLocks | None = None,
     *,
     meter_provider: MeterProvider | None = None,
     tracer_provider: TracerProvider | None = None,
@@ -61,7 +61,7 @@ def instrument(
 
     Raises ``ConfigurationError`` for what is no ``Locks``, ``AsyncLocks`` or provider.
     """
-    if locks is not None and not isinstance(locks, Face):
+    if locks is not None and not isinstance(locks, BaseLocks):
         raise ConfigurationError(
             f"instrument({locks!r:.80}) is neither Locks nor AsyncLocks: give one of them, or nothing"
             " for all locks of the process"

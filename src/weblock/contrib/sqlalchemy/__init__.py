@@ -32,7 +32,7 @@ from sqlalchemy.exc import PendingRollbackError  # noqa: E402
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session  # noqa: E402
 from sqlalchemy.util.concurrency import in_greenlet  # noqa: E402
 
-from ..._face import BaseLease  # noqa: E402
+from ..._api import BaseLease  # noqa: E402
 from ...errors import ConfigurationError, LeaseLost  # noqa: E402
 from ...keys import unqualified  # noqa: E402
 from ..kit.guarding import (  # noqa: E402
@@ -398,7 +398,7 @@ class _Guard:
 
         def is_held(_mark: Mark) -> bool:
             try:
-                asking = self._lease.extend(0)  # type: ignore[attr-defined] # both faces have it
+                asking = self._lease.extend(0)  # type: ignore[attr-defined] # both APIs have it
                 if inspect.isawaitable(asking):
                     driver: Any = connection.connection.dbapi_connection
                     if not isinstance(driver, AdaptedConnection):  # It cannot be asked.

@@ -51,7 +51,7 @@ from sqlalchemy.exc import InvalidRequestError  # noqa: E402
 from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin  # noqa: E402
 from sqlalchemy.orm.attributes import set_committed_value  # noqa: E402
 
-from ..._face import BaseLease, leaving  # noqa: E402
+from ..._api import BaseLease, leaving  # noqa: E402
 from ..._platform.internals import running_loop  # noqa: E402
 from ..._platform.logs import logger  # noqa: E402
 from ...errors import ConfigurationError  # noqa: E402

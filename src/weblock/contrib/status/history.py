@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ... import events
-from ..._face import Face
+from ..._api import BaseLocks
 from ..._platform.forks import reset_after_fork
 from ..._platform.logs import and_others
 from ...events import Event, KeyEvent
@@ -55,7 +55,7 @@ class History:
     These are the events of their engine, and of the keys of their namespace.
     """
 
-    def __init__(self, locks: Face, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, locks: BaseLocks, now: Callable[[], float] = time.time) -> None:
         self._engine, self._namespace = locks.engine, locks.namespace
         self._now = now
         self.after_fork()

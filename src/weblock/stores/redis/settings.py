@@ -73,7 +73,7 @@ class Settings:
     """Seconds that a server has for an answer."""
     connect_timeout: float = 1.0
     max_connections: int = 20
-    """Connections of the blocking face, at most."""
+    """Connections of the blocking API, at most."""
     allow_eviction: bool = False
     connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Further arguments of redis-py's connections: password, TLS, client name."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from ...._adapting import holdings_of
-from ...._face import BaseLease
+from ...._api import BaseLease
 from ...._platform.logs import logger
 from ....errors import ConfigurationError, LeaseLost, LockTimeout
 from ....keys import unqualified

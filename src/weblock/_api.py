@@ -1,4 +1,4 @@
-"""What the two faces share: keys, leases, and the life of an engine in this process."""
+"""What the two APIs share: keys, leases, and the life of an engine in this process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .stores import url as urls
 
 T = TypeVar("T")
 # Not Self, which jedi takes for the base class: nothing of Locks would be completed in IPython.
-F = TypeVar("F", bound="Face")
+F = TypeVar("F", bound="BaseLocks")
 
 _UNFILLED: Final = re.compile(r"\{[A-Za-z_][A-Za-z0-9_.]*(?::[a-z]+)?\}")
 
@@ -63,7 +63,7 @@ class Place(NamedTuple):
     """The namespace, as it stands before each key."""
 
 
-class Face:
+class BaseLocks:
     """What ``Locks`` and ``AsyncLocks`` have in common."""
 
     _runtime: type[Runtime]
@@ -442,7 +442,7 @@ class Face:
 
 
 def _end(locker: Locker, user: User) -> None:
-    """End the waits of a face, and leave its engine. Not inside of the mutex: it may take a while."""
+    """End the waits of an API, and leave its engine. Not inside of the mutex: it may take a while."""
     locker.close()
     user.leave(closed=True)
 
@@ -538,7 +538,7 @@ class BaseLease:
 
     @property
     def shared(self) -> bool:
-        """Whether any number of other shared leases of the key are granted beside this one."""
+        """Whether any number of other shared leases of the key are granted together with this one."""
         return self.limit == SHARED
 
     @property
@@ -660,15 +660,15 @@ L = TypeVar("L", bound=BaseLease)
 
 
 class HoldBlock(Generic[L]):
-    """A ``hold`` of either face, which any number of callers may share: the leases that are inside."""
+    """A ``hold`` of either API, which any number of callers may share: the leases that are inside."""
 
     __slots__ = ("_entered", "_keys", "_leases", "_locks", "_options")
 
-    _locks: Face
+    _locks: BaseLocks
     _block: str
     """How its block begins."""
 
-    def __init__(self, locks: Face, keys: tuple[str, ...], options: HoldOptions) -> None:
+    def __init__(self, locks: BaseLocks, keys: tuple[str, ...], options: HoldOptions) -> None:
         self._leases: list[L] = []
         self._locks = locks
         self._keys = keys
