@@ -107,7 +107,7 @@ def rest(locks: BaseLocks, *, unless: Collection[object] = ()) -> None:
 
     Do nothing if ``unless``, to which other threads may add, contains anything.
     """
-    locks._rest(unless)
+    locks._suspend(unless)
 
 
 def close(locks: BaseLocks) -> None:

@@ -106,7 +106,7 @@ class BaseLocks:
         self._use(engine, runtime)
         self._closed = False
         self._reopen: Callable[[], User] | None = None
-        self._rests = False
+        self._is_suspended = False
 
     @classmethod
     def from_url(  # noqa: PYI019 - see F
@@ -219,7 +219,7 @@ class BaseLocks:
         self, keys: Sequence[str], options: HoldOptions, caller: Caller | None = None
     ) -> tuple[Locker, Sequence[Holding | Unprotected]]:
         """Return the leases and the locker that they belong to: another one, after a rest."""
-        if getpid() != process.pid or self._closed or self._rests:
+        if getpid() != process.pid or self._closed or self._is_suspended:
             self._ensure_open()
         own = self._options
         terms, wait = own.of_call(options) if options else own.own
@@ -394,7 +394,7 @@ class BaseLocks:
     def _ensure_open(self) -> None:
         if getpid() != process.pid:
             enter_child()
-        if self._rests and not self._closed:
+        if self._is_suspended and not self._closed:
             with registering():
                 self._open_again()
         if self._closed:
@@ -402,16 +402,16 @@ class BaseLocks:
 
     def _open_again(self) -> None:
         # Looked at again, since another thread may have done it meanwhile, or closed these locks.
-        if self._rests and self._reopen and not self._closed:
+        if self._is_suspended and self._reopen and not self._closed:
             opening = self._reopen()
             try:
                 self._options.check_on(opening.engine)
                 self._use(opening.engine, self._locker.runtime)
             finally:
                 opening.leave()
-            self._rests = False
+            self._is_suspended = False
 
-    def _rest(self, unless: Collection[object] = ()) -> None:
+    def _suspend(self, unless: Collection[object] = ()) -> None:
         """Free what ``close`` frees, until these locks are used again.
 
         An application may shut down and start again in one process, as test suites do. The locks
@@ -421,9 +421,9 @@ class BaseLocks:
             enter_child()
         with registering():
             # In this order: a server that starts after the look opens the locks again.
-            rested, self._rests = self._rests, True
+            was_suspended, self._is_suspended = self._is_suspended, True
             if unless:
-                self._rests = rested
+                self._is_suspended = was_suspended
                 return
             locker, user = self._locker, self._user
         _end(locker, user)

@@ -244,7 +244,7 @@ def test_opening_while_the_last_ones_close(face, url, one, monkeypatch, rests) -
     last = face.open(url)
     opened = face.open(url)
     one.do(one.do(last.acquire, "key").release)
-    opened._rest()
+    opened._suspend()
 
     def open_meanwhile(thread: KeeperThread, *args: float) -> None:
         nonlocal opened

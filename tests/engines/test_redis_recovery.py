@@ -297,7 +297,7 @@ def fence_of(locks: Locks, key: str) -> int:
 def test_locks_that_rest_keep_their_recovery() -> None:
     """An application that shuts down and starts again has a new engine, which covers the same ttl."""
     with Locks.from_url("redis://127.0.0.1:1", ttl=60) as locks:
-        locks._rest()
+        locks._suspend()
         with suppress(EngineUnavailable):
             locks.try_acquire("key")
         assert locks._engine.recovery

@@ -215,7 +215,7 @@ def test_closing_that_is_interrupted_can_be_repeated(
 def test_locks_that_are_collected_where_engines_are_opened_wait_for_nobody(tmp_path: Path) -> None:
     """Another thread may be opening these locks again at that time: neither waits for the other."""
     locks = Locks.from_url(f"file://{tmp_path / 'locks'}")
-    locks._rest()
+    locks._suspend()
     inside, collects = threading.Event(), threading.Event()
 
     def collect() -> None:
