@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from wsgiref.util import setup_testing_defaults
 from wsgiref.validate import validator
+
+from weblock import Locks
 
 
 def environ_of(
@@ -82,6 +85,15 @@ class Gateway:
     def problem(self) -> dict[str, Any]:
         assert self.headers["content-type"] == "application/problem+json"
         return dict(json.loads(self.text))
+
+
+def is_free(locks: Locks, key: str = "items") -> bool:
+    """Whether a key can be had at once, by somebody else."""
+    with ThreadPoolExecutor(1) as stranger:
+        lease = stranger.submit(locks.try_acquire, key).result()
+        if lease:
+            stranger.submit(lease.release).result()
+    return lease is not None
 
 
 def plain(environ: Any, start_response: Any) -> list[bytes]:

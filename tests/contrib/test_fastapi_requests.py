@@ -385,47 +385,6 @@ class TestLongResponses:
             await exchange.served_by(app)
         assert exchange.status == 500
 
-    @pytest.mark.parametrize("fails", [False, True])
-    @pytest.mark.parametrize("kind", ["sync", "async"])
-    async def test_a_commit_that_takes_longer_is_waited_for(self, locks, kind, fails):
-        """While a session commits, nothing is sent, however long it takes: it may fail yet."""
-        app = FastAPI()
-        install(app, locks)
-        commits, go_on = threading.Event(), threading.Event()
-
-        def sync_session():
-            yield
-            commits.set()
-            assert go_on.wait(PATIENCE)
-            if fails:
-                raise CommitFailed
-
-        async def async_session():
-            yield
-            commits.set()
-            await eventually(go_on.is_set)
-            if fails:
-                raise CommitFailed
-
-        session = sync_session if kind == "sync" else async_session
-
-        @app.post("/items", status_code=201, dependencies=[Depends(lock("x")), Depends(session)])
-        async def create() -> None:
-            pass
-
-        exchange = Exchange()
-        served = exchange.served_by(app)
-        await eventually(commits.is_set)
-        with pytest.raises(TimeoutError):
-            await eventually(lambda: exchange.begun, within=0.15)
-        go_on.set()
-        if fails:
-            with pytest.raises(CommitFailed):
-                await served
-        else:
-            await served
-        assert exchange.status == (500 if fails else 201)
-
     @pytest.mark.parametrize(
         ("media_type", "size", "hold_back"),
         [("text/event-stream", 1, 60), ("text/plain", 2**20 + 1, 60), ("text/plain", 1, 0.01)],

@@ -258,17 +258,6 @@ class TestFaces:
         app.state.loop = asyncio.get_running_loop()
         assert await answer(app, locks) == [True, True]
 
-    async def test_an_async_endpoint_releases_early(self, locks):
-        """What the endpoint gave back by itself was not lost, and its response says what it did."""
-        app = FastAPI()
-
-        @app.post("/")
-        async def change(lease: Held) -> bool:
-            await lease.release()
-            return await locks.inspect("x") is None
-
-        assert await answer(app, locks) is True
-
     async def test_dependencies_of_both_kinds_share_it(self, locks):
         """One awaits it on the loop, the other calls it in a thread, whatever the endpoint is."""
         app = FastAPI()

@@ -13,13 +13,13 @@ from flask.views import MethodView
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import scoped_session, sessionmaker
 
-from tests.servers.postgres import shared_postgres
 from tests.support.waiting import PATIENCE, eventually
 from weblock import ConfigurationError, LeaseLost, Locks, LockTimeout, WeblockError
 from weblock.contrib.flask import WebLock, lease_of
 from weblock.contrib.sqlalchemy import fence_table
 
 from . import losing
+from .gateway import is_free
 
 
 @pytest.fixture
@@ -43,14 +43,6 @@ def app(web):
 
 def keys_of(locks):
     return [info.key for info in locks.list()]
-
-
-def is_free(locks, key):
-    with ThreadPoolExecutor(1) as stranger:
-        lease = stranger.submit(locks.try_acquire, key).result()
-        if lease:
-            stranger.submit(lease.release).result()
-    return lease is not None
 
 
 def innermost_function(thread):
@@ -357,37 +349,6 @@ class TestFlaskSQLAlchemy:
         assert self.answers(project, 1) == [503]  # Its release finds out that it was lost.
         with project.app_context():
             assert shop.count() == {"refused": 1, "stale": 2}[commit]
-
-    @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-    def test_a_serialization_error_of_a_stale_holder_is_503(self, project, web, locks, level):
-        """The database itself refuses it there, before the check: it is answered like any lost lease."""
-        project.config["SQLALCHEMY_DATABASE_URI"] = shared_postgres().url(driver="psycopg")
-        project.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"isolation_level": level}
-        shop = Shop(project)
-        web.init_app(project)
-        first = []
-
-        def rename():
-            item = shop.db.session.scalars(sqlalchemy.select(shop.item)).one()
-            if not first:
-                first.append(item)
-                self.overtake(project, locks)
-            item.id += 1
-            shop.db.session.commit()
-            return "renamed", 201
-
-        view = web.lock("items", guard="database")(rename)
-        self.serve(project, view)
-        project.add_url_rule("/next", "next", methods=["POST"], view_func=view)
-        with project.app_context():
-            shop.db.session.add(shop.item(id=1))
-            shop.db.session.commit()
-        assert self.answers(project, 1) == [503]
-        with project.app_context():
-            assert [each.id for each in shop.db.session.query(shop.item)] == [2]
-            shop.db.session.remove()
-            shop.db.drop_all()
-            shop.db.engine.dispose()
 
     @pytest.mark.parametrize("how", ["above", "below", "another view", "new session"])
     def test_one_guard_of_several_is_enough(self, project, shop, web, locks, how):

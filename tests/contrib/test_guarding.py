@@ -1,8 +1,6 @@
 """The database as referee, without a database: what reads only, and what errors mean."""
 
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 from sqlalchemy import create_engine
@@ -245,15 +243,3 @@ def test_errors_of_sqlite_are_known(tmp_path):
     assert trouble_of(OSError(5, "is no error of MySQL's")) is None
     one.close()
     two.close()
-
-
-def test_it_imports_no_framework():
-    """The steps and their words need neither Django nor SQLAlchemy nor any driver."""
-    program = (
-        "import sys, weblock.contrib.kit.guarding;"
-        "print([name for name in ('django', 'sqlalchemy', 'psycopg') if name in sys.modules])"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert ran.stdout == "[]\n"

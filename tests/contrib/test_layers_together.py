@@ -61,21 +61,6 @@ async def test_a_request_never_waits_for_the_key_of_its_own_rule(
     assert (answer.status_code, answer.json()) == (200, ["x"])
 
 
-async def test_an_endpoint_locks_by_the_locks_of_its_application(url: str) -> None:
-    """What ``install`` was given holds for each ``Depends(lock(...))``, also behind a rule on other locks."""
-    app = FastAPI()
-
-    @app.post("/orders", dependencies=[Depends(lock("stock"))])
-    async def order() -> dict[str, list[str]]:
-        return {namespace: _keys_of(url, namespace) for namespace in ("shop", "rules")}
-
-    _add_layers(app, url, rule_is_outside=False)
-    async with client_of(app) as client:
-        answer = await client.post("/orders")
-    assert answer.json() == {"shop": ["stock"], "rules": ["x"]}
-    assert (_keys_of(url, "shop"), _keys_of(url, "rules")) == ([], [])
-
-
 @pytest.mark.parametrize("rule_is_outside", [True, False])
 def test_a_view_never_waits_for_the_key_of_its_own_rule(url: str, rule_is_outside: bool) -> None:
     """The same for a view of Flask."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry import metrics, trace
+from opentelemetry import trace
 from opentelemetry.instrumentation.dependencies import get_dist_dependency_conflicts
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -399,11 +399,3 @@ def test_losses_are_counted_from_zero(locks: Locks, sdk: Telemetry) -> None:
     locks.acquire("a").release()
     reasons = {found["weblock.reason"]: value for found, value in sdk.points("weblock.lease.lost")}
     assert reasons == dict.fromkeys(("expired", "taken", "max_hold", "closed"), 0)
-
-
-def test_importing_weblock_imports_none_of_it() -> None:
-    """OpenTelemetry is imported only by those who want it."""
-    code = "import sys, weblock; print([name for name in sys.modules if 'opentelemetry' in name])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-    assert metrics.get_meter_provider() is not None

@@ -28,7 +28,7 @@ from weblock.contrib.wsgi import LockMiddleware, RequestLayer, Rule, RuleSet, cl
 from weblock.events import FailedOpen
 
 from . import losing
-from .gateway import Gateway, plain
+from .gateway import Gateway, is_free, plain
 
 ITEMS = [Rule("/items", key="items")]
 
@@ -45,14 +45,6 @@ def locks(url):
 
 def served(app, locks, rules=ITEMS, **options):
     return Gateway(LockMiddleware(validator(app), locks, rules), **options).serve()
-
-
-def is_free(locks, key="items"):
-    with ThreadPoolExecutor(1) as stranger:
-        lease = stranger.submit(locks.try_acquire, key).result()
-        if lease:
-            stranger.submit(lease.release).result()
-    return lease is not None
 
 
 class Body:

@@ -286,14 +286,6 @@ def test_the_busy_one_of_stacked_locks_answers(middleware: bool, serve: Any, set
         pass  # What had been taken was given back.
 
 
-def test_keys_in_common_are_one_lease(serve: Any, settings: Any) -> None:
-    """Two locks of one request that share a key do not wait for one another."""
-    serve(items=lock("a", "b")(lock("b", "c")(keys_of)))
-    assert fetch("/items").content == b"b c"
-    settings.MIDDLEWARE = []
-    assert fetch("/items").content == b"b c"
-
-
 def test_a_lock_of_the_view_s_own_is_answered_too(serve: Any) -> None:
     """What hold raises in a view is told the client, as the decorator's errors are."""
 

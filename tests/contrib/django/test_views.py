@@ -366,13 +366,6 @@ def test_each_spelling_of_a_number_is_one_key(spelling: str, serve: Any) -> None
     assert fetch(f"/item/{spelling}").json() == {"keys": [HELD]}
 
 
-def test_what_is_no_number_is_the_requesters_error(serve: Any) -> None:
-    """It is answered with 400 before anything is locked."""
-    serve(item__pk=any_spelling)
-    response = fetch("/item/seven")
-    assert (response.status_code, response.json()["code"]) == (400, "invalid_key")
-
-
 @pytest.mark.parametrize("name", PATHS)
 async def test_a_view_holds_its_lock_in_asgi(name: str, project: None) -> None:
     """Under ASGI, each kind of view runs under its lock, and frees it."""
