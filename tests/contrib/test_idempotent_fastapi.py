@@ -18,7 +18,7 @@ from starlette.middleware.sessions import SessionMiddleware
 
 from tests.servers.postgres import shared_postgres
 from weblock import AsyncLocks, ConfigurationError
-from weblock.contrib.fastapi import idempotent, install
+from weblock.contrib.fastapi import idempotent, install, lock, request_locks
 from weblock.contrib.fastapi.routes import locked_in
 from weblock.contrib.sqlalchemy import answer_table, guard
 
@@ -295,6 +295,70 @@ async def test_work_that_nobody_has_committed_is_committed_with_the_answer(shop)
     await shop.post("/orders")
     await shop.post("/nothing")
     assert shop.rows() == (1, 2)
+
+
+@pytest.mark.parametrize("how", ["begin", "function", "mounted", "raises"])
+async def test_it_works_wherever_sessions_and_applications_end(shop, how):
+    """The session ends before or after the response, and a mounted application answers errors by itself."""
+
+    async def get_session():
+        if shop.is_async:
+            async with AsyncSession(shop.async_engine) as session, session.begin():
+                yield session
+        else:
+            with Session(shop.engine) as session, session.begin():
+                yield session
+
+    scope: Any = "function" if how == "function" else None
+    depends = Depends(idempotent(caller=user, session=get_session), scope=scope)
+
+    async def create(session: Annotated[Any, depends]) -> Any:
+        session.add(Order(amount=1))
+        if how == "raises":
+            raise HTTPException(404)
+        return {}
+
+    if how == "mounted":
+        mounted = FastAPI()
+        mounted.post("/orders", status_code=201)(create)
+        shop.app.mount("/shop", mounted)
+    else:
+        shop.app.post("/shop/orders", status_code=201)(create)
+    answers = [await shop.post("/shop/orders") for _ in range(2)]
+    assert [each.status_code for each in answers] == [404 if how == "raises" else 201] * 2
+    assert [each.headers.get("idempotency-replayed") for each in answers] == [
+        None,
+        None if how == "raises" else "true",
+    ]
+    assert shop.rows() == ((0, 0) if how == "raises" else (1, 1))
+
+
+async def test_a_lock_comes_before_the_session_is_used(shop):
+    """Afterwards its transaction cannot be ended for the wait; the error says what to do."""
+    shop.add("/orders", order)
+    errors = []
+
+    async def late(session: Annotated[Any, shop.session()]) -> None:
+        read = session.scalar(select(func.count()).select_from(Order))
+        if shop.is_async:
+            await read
+        try:
+            await request_locks().acquire("late")
+        except ConfigurationError as error:
+            errors.append(str(error))
+            raise
+
+    async def early(
+        session: Annotated[Any, shop.session()], _lease: Annotated[Any, Depends(lock("early"))]
+    ) -> None:
+        session.add(Order(amount=1))
+
+    shop.app.post("/late")(late)
+    shop.app.post("/early")(early)
+    assert (await shop.post("/late")).status_code == 500
+    assert "acquire the lock before the session is used" in errors[0]
+    assert (await shop.post("/early")).status_code == 200
+    assert shop.rows() == (1, 1)
 
 
 async def test_a_conflict_inside_is_for_the_application(shop):

@@ -157,14 +157,17 @@ class IdempotentDependency(IdempotencySpec):
             leave_as_read([ended])
             raise
         if found:
-            raise Replay(found)
+            exchange.replay = Replay(found)
+            raise exchange.replay
         exchange.once, exchange.run, exchange.spec, exchange.locks = once, run, self, locks
         try:
             await read_all_again([ended])
             yield session
+        except BaseException:
+            await exchange.close()
+            raise
         finally:
             with anyio.CancelScope(shield=True):
-                await run(once.roll_back)
                 await request.close()
 
 
@@ -207,14 +210,16 @@ def replaying(app: App, *, of: FastAPI, used_by: Callable[[FastAPI], bool]) -> A
         try:
             await app(scope, receive, exchange.send)
         except Exception as error:
-            # So Starlette wraps an error that is raised when the response is complete.
-            known = error.__cause__ if isinstance(error, RuntimeError) else error
-            if isinstance(known, Replay):
-                await exchange.respond(known.answer)
-            elif isinstance(known, WeblockError) and known is not error:
-                raise known from None
-            else:
+            if exchange.replay is None:
+                # So Starlette wraps an error that is raised when the response is complete.
+                known = error.__cause__ if isinstance(error, RuntimeError) else None
+                if isinstance(known, WeblockError):
+                    raise known from None
                 raise
+        finally:
+            await exchange.close()
+        if exchange.replay is not None:
+            await exchange.respond(exchange.replay.answer)
 
     return serve
 
@@ -228,6 +233,8 @@ class _Exchange:
     """Runs what uses the session, where the session may be used."""
     spec: IdempotencySpec
     locks: AsyncRequestLocks
+    replay: Replay | None = None
+    """Why the application ends: its response, or that of a mounted application to the error, is dropped."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -236,6 +243,8 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         """Keep a message back until the response is complete; the application's ``send``."""
         kind = message["type"]
+        if self.replay is not None:
+            return
         if self.once is None or self.once.ended:
             await self._send(message)
         elif kind == "http.response.start":
@@ -259,7 +268,17 @@ class _Exchange:
         self.locks.check_done()
         pairs = self._start.get("headers", ())
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]
-        await self.run(self.once.commit, Answer.of(status, headers, body))
+        try:
+            await self.run(self.once.commit, Answer.of(status, headers, body))
+        except Replay as replay:
+            self.replay = replay
+            raise
+
+    async def close(self) -> None:
+        """Roll back what was not committed: the application has failed, or has ended without a response."""
+        if self.once is not None and not self.once.ended:
+            with anyio.CancelScope(shield=True):
+                await self.run(self.once.roll_back)
 
     async def respond(self, answer: Answer) -> None:
         """Send a stored answer."""

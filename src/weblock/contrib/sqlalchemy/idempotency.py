@@ -47,7 +47,7 @@ from ..kit.idempotency import (
     IdempotencySpec,
     Replay,
 )
-from .sessions import GUARDED, commits_by_itself, has_begun
+from .sessions import GUARDED, ONCE, commits_by_itself, has_begun
 
 
 def answer_table(metadata: MetaData) -> Table:
@@ -135,6 +135,7 @@ class OneTransaction:
             return found
         if has_begun(self._session):
             raise _refusal("is in use by another task of the request")
+        self._session.info[ONCE] = True
         self._session.join_transaction_mode = "create_savepoint"
         self._session.get_bind = self._joined  # type: ignore[method-assign]
         return None
@@ -178,6 +179,7 @@ class OneTransaction:
             if not self._committing:
                 self._session.rollback()
         finally:
+            del self._session.info[ONCE]
             del self._session.get_bind  # It has the one of its class again.
             self._session.join_transaction_mode = self._mode
             if self._connection:

@@ -69,6 +69,9 @@ _SETS: Final = re.compile(r"[\s(]*(RE)?SET\b", re.IGNORECASE)
 GUARDED: Final = "weblock_tokens"
 """Where a session notes the leases that guard it, each with the digest of its key."""
 
+ONCE: Final = "weblock_once"
+"""What a session notes while it works in the transaction of an idempotent request."""
+
 Loaded = list[tuple[Any, dict[str, object]]]
 """Objects with the attributes that they had."""
 
@@ -318,6 +321,11 @@ def _roll_back(session: Session) -> None:
     current = session.get_transaction()
     if session.in_nested_transaction():
         raise _refusal("is inside begin_nested()")
+    if ONCE in session.info:
+        raise _refusal(
+            "is committed together with the answer to an idempotent request",
+            "acquire the lock before the session is used, as by Depends(lock(...)) or @locks.lock",
+        )
     if transaction is None:
         raise _refusal("began before weblock was installed in the application")
     if transaction.statement:
