@@ -379,14 +379,14 @@ class Holding:
 class Holdings(list[H]):
     """The leases of one acquisition, as its caller has them.
 
-    The keeper knows leases, not holdings: when no code refers to these any more, nothing can release
-    the leases in them.
+    When no code refers to this list any more, nothing can release the leases in it: the keeper watches
+    it (``OrphanWatch``), and refers to each lease alone.
     """
 
     __slots__ = ("__weakref__", "others")
 
     others: Sequence[object]
-    """Further holdings, which are kept with these."""
+    """Further ``Holdings``, which are kept alive with this one."""
 
 
 class Unprotected:
