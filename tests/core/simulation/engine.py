@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from weblock._core import table
-from weblock._core.ports import Granted, Pulse, Reply
+from weblock._core.ports import Granted, Look, Pulse, Reply
 from weblock._core.table import Claim, Grant, KeyState, Moment, Step
 
 from .world import Action, World
@@ -48,7 +48,14 @@ class AskRelease:
     key: str
 
 
-Request = Acquire | Refresh | Release | Transfer | AskRelease
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """A look at a key, which changes nothing: a taker whose transfer failed looks at the lease."""
+
+    key: str
+
+
+Request = Acquire | Refresh | Release | Transfer | AskRelease | Glance
 
 Changing = Acquire | Pulse | Release | Transfer | AskRelease
 
@@ -137,6 +144,8 @@ class EngineServer:
         now = self.now()
         if isinstance(request, Refresh):
             return [self._serve(pulse, now) for pulse in request.pulses]
+        if isinstance(request, Glance):
+            return [Look(table.current(self.state(request.key), self._moment(now)), now)]
         return [self._serve(request, now)]
 
     def stop(self) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from weblock._core.ports import Pulse, Reply, Store
+from weblock._core.ports import Look, Pulse, Reply, Store
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
 
-from .engine import Acquire, AskRelease, Refresh, Release, Request, Transfer
+from .engine import Acquire, AskRelease, Glance, Refresh, Release, Request, Transfer
 from .network import Connection, Exchange, Network
 from .process import Process
 
@@ -50,6 +50,10 @@ class SimulatedStore(Store):
     async def ask_release(self, key: str) -> Reply:
         (reply,) = await self._ask(AskRelease(key))
         return reply
+
+    async def look(self, key: str) -> Look:
+        (look,) = await self._ask(Glance(key))
+        return look
 
     async def _ask(self, request: Request) -> list[Any]:
         connection = self._shared or (self._idle.pop() if self._idle else Connection())
