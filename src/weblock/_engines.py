@@ -134,7 +134,7 @@ class User:
     def leave(self, *, closed: bool = False) -> None:
         """Close the engine if nobody else uses it. A caller that is interrupted here may call it again.
 
-        Its URL is forgotten first: a caller that asks for it while debts are paid gets a new one.
+        Its URL is forgotten first: a caller that asks for it while releases are pending gets a new one.
         But only a ``Locks`` that is ``closed`` ends what a local engine keeps for others, such as a
         lease that was handed over.
         """

@@ -230,12 +230,12 @@ class Slow(Store):
         raise EngineUnavailable("test://", "stuck")
 
 
-def test_debts_are_paid_in_haste_until_nothing_else_is_kept() -> None:
-    """What is owed in one part of an engine does not delay leases in others; on closing there are none."""
+def test_pending_releases_are_sent_in_haste_until_nothing_else_is_kept() -> None:
+    """What is to be released in one part of an engine does not delay leases in others; on closing there are none."""
     runtime = Sleeper()
     engine = Slow([])
     keeper = Keeper(runtime, lambda _runtime: engine, lambda: True)  # type: ignore[arg-type,return-value]
-    keeper.owe("shop:k", "owner", 60.0, 0.0)
+    keeper.release_later("shop:k", "owner", 60.0, 0.0)
     run = keeper.run()
     run.send(None)
     assert engine.asked == ["in haste"]
@@ -259,18 +259,18 @@ class Portions(Slow):
         return [EngineUnavailable("test://", "stuck") if each == "7" else None for each in owners]
 
 
-def test_many_debts_are_paid_at_once_where_the_engine_can() -> None:
-    """Two hundred callers that gave up cost the next one a few round trips, and one failure no other debt."""
+def test_many_releases_are_sent_at_once_where_the_engine_can() -> None:
+    """Two hundred callers that gave up cost the next one a few round trips, and one failure no other release."""
     runtime = Sleeper()
     engine = Portions([])
     keeper = Keeper(runtime, lambda _runtime: engine, lambda: True)  # type: ignore[arg-type,return-value]
     for number in range(PORTION + 50):
-        keeper.owe("shop:k", str(number), 60.0, 0.0)
+        keeper.release_later("shop:k", str(number), 60.0, 0.0)
     run = keeper.run()
     run.send(None)
     run.send(None)
     assert engine.asked[:2] == [f"{PORTION} at once", "50 at once"]
-    assert [*keeper._debts] == ["7"]
+    assert [*keeper._pending] == ["7"]
     keeper.close()
     with pytest.raises(StopIteration):
         run.send(None)

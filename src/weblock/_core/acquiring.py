@@ -16,7 +16,7 @@ What can fail:
 - *A notification is lost.* The keeper sends heartbeats for each waiter (``waiting``), and wakes it up
   if its state has changed.
 - *The caller is cancelled, or times out.* It must leave neither a lease nor a place in the queue. If
-  the caller cannot clean up itself, the release becomes a ``Debt``: the keeper retries it in the
+  the caller cannot clean up itself, the release becomes a ``PendingRelease``: the keeper retries it in the
   background until the engine answers, or until the lease and the place have expired.
 - *The engine does not answer.* The request may have been lost, or may still take effect later. The
   acquisition is then *in doubt*. Its release tells the engine to reject any request of the same
@@ -357,7 +357,9 @@ class Locker:
             self.keeper.drop_holding(holding)
             ours = holding.let_go(self.runtime.now())
             if not holding.released_elsewhere:
-                self.keeper.owe(holding.key, holding.owner, holding.terms.ttl, holding.void)
+                self.keeper.release_later(
+                    holding.key, holding.owner, holding.terms.ttl, holding.void
+                )
             if ours:
                 holding.tell_release()
 
@@ -374,20 +376,20 @@ class Locker:
             holding.tell_release()
 
     async def give_back(self, key: str, owner: str, ttl: float, void: float) -> Answer | None:
-        """Release whatever ``owner`` has; what cannot be released now becomes a debt."""
+        """Release whatever ``owner`` has; what cannot be released now becomes a pending release."""
         if self.keeper.over:  # Asking the engine would open again what was closed.
-            self.keeper.owe(key, owner, ttl, void)
+            self.keeper.release_later(key, owner, ttl, void)
             return None
         sent = self.runtime.now() if self.observers.wants_answers else None
         try:
             answer = (await self.store.release(key, owner, void=void)).answer
         except EngineUnavailable as failure:
-            self.keeper.owe(key, owner, ttl, void)
+            self.keeper.release_later(key, owner, ttl, void)
             if sent is not None:
                 self.observers.tell_answer("release", sent, failed=True)
             return failure.answer if isinstance(failure, Unfinished) else None
         except BaseException:
-            self.keeper.owe(key, owner, ttl, void)
+            self.keeper.release_later(key, owner, ttl, void)
             raise
         self.keeper.watches.pop(owner, None)
         if sent is not None:
@@ -504,7 +506,7 @@ class Acquisition:
                     if answered:
                         await locker.give_back(self.key, self.owner, terms.ttl, self._void())
                     else:
-                        keeper.owe(self.key, self.owner, terms.ttl, self._void())
+                        keeper.release_later(self.key, self.owner, terms.ttl, self._void())
                 keeper.watches.pop(self.owner, None)
             finally:
                 self._report(failure)

@@ -5,7 +5,7 @@ for each engine. The keeper
 
 - sends the heartbeats that are due, up to ``PORTION`` of them in one request, those of leases first;
 - passes the answers to the ``Holding`` or ``Place``, which reports a loss, or notifies the waiter;
-- retries releases that their callers could not complete (``Debt``);
+- retries releases that their callers could not complete (``PendingRelease``);
 - releases what no code refers to any more (``OrphanWatch``).
 
 The keeper runs in its own thread and uses its own connection. A handler that blocks the event loop, or
@@ -53,7 +53,7 @@ Kept = Holding | Place
 """What lives by heartbeats."""
 
 
-class Debt:
+class PendingRelease:
     """Something to give back to the engine, tried until it answers or forgets by itself."""
 
     def __init__(self, key: str, owner: str, void: float, *, due: float, until: float) -> None:
@@ -104,7 +104,7 @@ class Keeper:
         self.watches: dict[str, OrphanWatch] = {}
         """By owner. A caller that has given back what it had removes its watch."""
         self._kept: dict[str, Kept] = {}
-        self._debts: dict[str, Debt] = {}
+        self._pending: dict[str, PendingRelease] = {}
         self.holdings: dict[str, Holding] = {}
         """The exclusive leases that this process has, by key."""
         self.together: dict[str, dict[str, Holding]] = {}
@@ -125,7 +125,7 @@ class Keeper:
 
     @property
     def idle(self) -> bool:
-        return not self._kept and not self._debts
+        return not self._kept and not self._pending
 
     def keep(self, place: Place) -> None:
         self._kept[place.owner] = place
@@ -186,13 +186,13 @@ class Keeper:
             self._attend(INFINITE)
         return self._running
 
-    def owe(self, key: str, owner: str, ttl: float, void: float) -> None:
+    def release_later(self, key: str, owner: str, ttl: float, void: float) -> None:
         now = self._runtime.now()
-        # Of a keeper that is closed, each debt is tried once.
+        # Of a keeper that is closed, each release is tried once.
         until = now if self.over else now + max(ttl, PLACE)
         if kept := self._kept.get(owner):
             self.drop(kept)
-        self._debts[owner] = Debt(key, owner, void, due=now, until=until)
+        self._pending[owner] = PendingRelease(key, owner, void, due=now, until=until)
         self.watches.pop(owner, None)
         self._attend(now)
 
@@ -203,14 +203,14 @@ class Keeper:
                 each.wake()
 
     def close(self) -> None:
-        """End the loop. Holders and waiters are notified, and debts are paid first."""
+        """End the loop. Holders and waiters are notified, and pending releases come first."""
         self.over = True
         for each in list(self._kept.values()):
             self.drop(each)
-            self.owe(each.key, each.owner, each.terms.ttl, each.close())
+            self.release_later(each.key, each.owner, each.terms.ttl, each.close())
         for watch in list(self.watches.values()):
-            # Its request is under way, or its release: nobody pays what these owe later.
-            self.owe(watch.key, watch.owner, watch.ttl, 2 * watch.ttl + LATEST)
+            # Its request is under way, or its release: later, nothing would release what these get.
+            self.release_later(watch.key, watch.owner, watch.ttl, 2 * watch.ttl + LATEST)
         self._ends = True
         self._bell.ring(CheckAgain())
 
@@ -237,10 +237,10 @@ class Keeper:
             await self._beat(store)
             now = self._runtime.now()
             # A portion at a time: while an engine is slow to take them, leases need renewal.
-            due = [each for each in list(self._debts.values()) if each.due <= now]
-            await self._pay(due[:PORTION], impatient)
+            due = [each for each in list(self._pending.values()) if each.due <= now]
+            await self._release_some(due[:PORTION], impatient)
             dues = [each.due for each in list(self._kept.values())]
-            dues += [debt.due for debt in list(self._debts.values())]
+            dues += [release.due for release in list(self._pending.values())]
             if dues:
                 wakes_at = min(dues)
             else:
@@ -257,9 +257,9 @@ class Keeper:
             if isinstance(heard, OrphanWatch):
                 self._let_go(heard)
         # Nothing else is kept any more, so that patience delays nobody.
-        debts = list(self._debts.values())
-        while debts:
-            debts = debts[await self._pay(debts[:PORTION], store) :]
+        releases = list(self._pending.values())
+        while releases:
+            releases = releases[await self._release_some(releases[:PORTION], store) :]
 
     def _attend(self, due: float) -> None:
         self._attended = True
@@ -291,19 +291,21 @@ class Keeper:
                 f"the lease of {unqualified(kept.key)!r:.200} was not released, and nobody refers to"
                 " it any more: release it, or use a with block"
             )
-        self.owe(watch.key, watch.owner, watch.ttl, void)
+        self.release_later(watch.key, watch.owner, watch.ttl, void)
 
-    async def _pay(self, debts: Sequence[Debt], store: Store) -> int:
-        """Pay debts, as many as the engine takes at once; return how many these were."""
-        if not debts:
+    async def _release_some(self, releases: Sequence[PendingRelease], store: Store) -> int:
+        """Release as many as the engine takes at once; return how many these were."""
+        if not releases:
             return 0
-        failures = await store.release_some([(each.key, each.owner, each.void) for each in debts])
+        failures = await store.release_some(
+            [(each.key, each.owner, each.void) for each in releases]
+        )
         now = self._runtime.now()
-        for debt, failure in zip(debts, failures, strict=False):
-            if failure and now < debt.until:
-                debt.due = now + 0.1 + 0.4 * self._runtime.jitter()
+        for release, failure in zip(releases, failures, strict=False):
+            if failure and now < release.until:
+                release.due = now + 0.1 + 0.4 * self._runtime.jitter()
             else:
-                self._debts.pop(debt.owner, None)
+                self._pending.pop(release.owner, None)
         return len(failures)
 
     async def _beat(self, store: Store) -> None:
@@ -319,7 +321,7 @@ class Keeper:
                 continue
             if isinstance(each, Place) and each.deaf:
                 self._disconnect(each.owner)
-                self.owe(each.key, each.owner, each.terms.ttl, each.close())
+                self.release_later(each.key, each.owner, each.terms.ttl, each.close())
                 continue
             if pulse := each.pulse(now):
                 (leases if isinstance(each, Holding) else places).append((each, pulse))

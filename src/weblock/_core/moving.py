@@ -136,7 +136,9 @@ async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | No
     except BaseException:
         for holding, lease in zip(holdings, given, strict=True):
             length = holding.terms.ttl if ttl is None else ttl
-            locker.keeper.owe(lease.key, lease.owner, length, 2 * holding.terms.ttl + LATEST)
+            locker.keeper.release_later(
+                lease.key, lease.owner, length, 2 * holding.terms.ttl + LATEST
+            )
         locker.release_later(holdings)
         raise
     for holding in holdings:
@@ -182,7 +184,7 @@ async def _has_ended(locker: Locker, lease: OnItsWay) -> bool:
 def release_given(locker: Locker, leases: Sequence[OnItsWay]) -> None:
     """Release leases of a token, which no caller is to take over any more, in the background."""
     for lease in leases:
-        locker.keeper.owe(lease.key, lease.owner, LONGEST_OUTAGE, 0.0)
+        locker.keeper.release_later(lease.key, lease.owner, LONGEST_OUTAGE, 0.0)
 
 
 async def _take(
@@ -216,7 +218,7 @@ async def _take(
             raise locker.closed_error()
     except BaseException:
         # In the background: a request may be under way that would get the lease.
-        locker.keeper.owe(key, owner, terms.ttl, 2 * terms.ttl + LATEST)
+        locker.keeper.release_later(key, owner, terms.ttl, 2 * terms.ttl + LATEST)
         raise
     if TakenOver in locker.observers.wanted:
         locker.observers.tell(TakenOver(**holding.about()))

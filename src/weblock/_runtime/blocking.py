@@ -108,7 +108,7 @@ class KeeperThread:
     def close(self, timeout: float = 5.0) -> None:
         """End the thread, and wait for that at most ``timeout`` seconds.
 
-        Debts are paid first, if the engine answers in that time.
+        Pending releases come first, if the engine answers in that time.
         """
         self.keeper.close()
         self._thread.join(timeout)

@@ -170,7 +170,9 @@ class LeavesNothing(QuorumProperty):
         super().__init__(truth)
         pause_of_a_debt = 0.51
         self.at_once = 2 * self.round_trips
-        if truth.minor:  # The keeper pays its debts one by one, and waits for a silent server once.
+        if (
+            truth.minor
+        ):  # The keeper releases what is pending one by one, and waits for a silent server once.
             self.at_once += truth.swarm.op_timeout
         self.bound = self.at_once + truth.swarm.op_timeout + pause_of_a_debt
 
