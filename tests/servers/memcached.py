@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import socket
-import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlencode
 
 from tests.support.urls import ANSWERED
@@ -18,11 +15,11 @@ from tests.support.waiting import PATIENCE
 
 from .debian import program
 from .ports import free_port
-from .process import spawn
+from .process import Running, spawn
 from .single import PortTaken
 
 
-class Memcached:
+class Memcached(Running):
     """A server on a free port of loopback. ``options`` are words of its command line."""
 
     def __init__(self, *options: str) -> None:
@@ -52,34 +49,17 @@ class Memcached:
         user = ["-u", "root"] if os.getuid() == 0 else []
         where = ["-l", "127.0.0.1", "-p", str(self.port)]
         command = [*where, *user, *self._options]
-        self._process = spawn([program("memcached", "memcached"), *command], log=self._log)
+        process = spawn([program("memcached", "memcached"), *command], log=self._log)
+        self._process = process
         give_up_at = time.monotonic() + PATIENCE
         while not self._answers():
-            if self._process.poll() is not None:
+            if process.poll() is not None:
                 log = self._log.read_text(errors="replace")
                 if "in use" in log:
                     raise PortTaken(self.port)
                 raise AssertionError(f"the server has ended:\n{log[-2000:]}")
             assert time.monotonic() < give_up_at, "the server does not answer"
             time.sleep(0.005)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self) -> None:
-        """Has it stand still, until ``cont``; returns when it does."""
-        os.kill(self._process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
-
-    def cont(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
-
-    def close(self) -> None:
-        process: subprocess.Popen[bytes] | None = getattr(self, "_process", None)
-        if process and process.poll() is None:
-            self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def _log(self) -> Path:
@@ -103,13 +83,7 @@ class Memcached:
                     return answer.readline().split() == [
                         b"STAT",
                         b"pid",
-                        str(self._process.pid).encode(),
+                        str(self.pid).encode(),
                     ]
         except OSError:
             return False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()

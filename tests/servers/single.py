@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlencode
 
 import redis
@@ -22,14 +19,14 @@ from tests.support.waiting import PATIENCE
 
 from .binaries import binary
 from .ports import free_port
-from .process import spawn
+from .process import Running, spawn
 
 
 class PortTaken(Exception):
     """Somebody else listens on the port of a server that was to start."""
 
 
-class Server:
+class Server(Running):
     """A server on a free port of loopback, with its data in a temporary folder.
 
     ``config`` are lines of its configuration: ``{"appendonly": "yes"}``.
@@ -52,21 +49,11 @@ class Server:
         self._sentinel = sentinel
         self._replicaof = replicaof
         self._config = {key.replace("_", "-"): str(value) for key, value in config.items()}
-        self._process: subprocess.Popen[bytes] | None = None
         try:
             self._start_where_free(given=port is not None)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def pid(self) -> int:
-        assert self._process
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def url(self, *, user: str = "", port: int | None = None, **query: Any) -> str:
         """Its URL, with options of the engine; those of ``ANSWERED`` unless others are given.
@@ -127,12 +114,6 @@ class Server:
                 assert time.monotonic() < give_up_at, "the server does not answer"
                 time.sleep(0.005)
 
-    def kill(self) -> None:
-        """Kills it: whatever it had not written down is gone."""
-        assert self._process
-        self._process.kill()
-        self._process.wait()
-
     def restart(self, *, keep_data: bool) -> None:
         """Kills it and starts it again, on the same port."""
         self.kill()
@@ -140,19 +121,6 @@ class Server:
             for each in self.folder.iterdir():
                 shutil.rmtree(each) if each.is_dir() else each.unlink()
         self.start()
-
-    def stop(self) -> None:
-        """Has it stand still, until ``cont``; returns when it does."""
-        os.kill(self.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
-
-    def cont(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-    def close(self) -> None:
-        if self.alive:
-            self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def _log(self) -> Path:
@@ -176,9 +144,3 @@ class Server:
         except (redis.ConnectionError, redis.TimeoutError):
             return False
         return pid == self.pid
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import os
-import shutil
-import signal
 import socket
-import subprocess
 import tempfile
 import threading
 import time
@@ -22,7 +18,7 @@ from tests.support.waiting import PATIENCE
 
 from .debian import program
 from .ports import free_port
-from .process import spawn
+from .process import Running, spawn
 from .proxy import Listener, Proxy
 
 TICK = 0.2
@@ -37,7 +33,7 @@ _JAVA = (
 )
 
 
-class ZooKeeper:
+class ZooKeeper(Running):
     """One server on a free port of loopback, with its data in a temporary folder."""
 
     def __init__(
@@ -53,17 +49,7 @@ class ZooKeeper:
         self.folder = Path(tempfile.mkdtemp(prefix="weblock-zookeeper-"))
         self._number = number
         self._members = members
-        self._process: subprocess.Popen[bytes] | None = None
         program("zkServer.sh", "zookeeper", "default-jre-headless")
-
-    @property
-    def pid(self) -> int:
-        assert self._process
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     @property
     def address(self) -> str:
@@ -120,34 +106,13 @@ class ZooKeeper:
         except OSError:
             return ""
 
-    def kill(self) -> None:
-        assert self._process
-        self._process.kill()
-        self._process.wait()
-
     def restart(self) -> None:
         """Kills it and starts it again, with its data."""
         self.kill()
         self.start()
 
-    def stop(self) -> None:
-        """Has it stand still, until ``cont``; returns when it does."""
-        os.kill(self.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
-
-    def cont(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-    def close(self) -> None:
-        if self.alive:
-            self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     def __enter__(self) -> Self:
         return self.start()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 class Ensemble:
