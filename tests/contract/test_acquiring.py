@@ -69,16 +69,6 @@ def test_a_wait_that_expires(locks, one, other, waiting) -> None:
     assert waiting("key") == 0
 
 
-def test_a_waiter_is_served_by_the_release(locks, one, other, waiting) -> None:
-    """A release hands the key to who waits for it, long before any lease would have ended."""
-    lease = one.do(locks.acquire, "key", ttl=60)
-    waiter = other.begin(locks.acquire, "key", wait=None, ttl=60)
-    eventually(lambda: waiting("key") == 1)
-    assert not waiter.done()
-    one.do(lease.release)
-    assert waiter.result(PATIENCE).fence > lease.fence
-
-
 @pytest.mark.promise("queue")
 @pytest.mark.usefixtures("unhurried")
 def test_first_come_first_served(locks, face, one, waiting) -> None:

@@ -18,27 +18,6 @@ LONG = 3 * PATIENCE
 """A ttl that no test waits for: whoever had to would fail."""
 
 
-def test_processes_exclude_one_another(locks, one, puppet) -> None:
-    """What one process holds, another does not get."""
-    elsewhere = puppet()
-    fence = elsewhere.do("acquire", "key")["fence"]
-    assert one.do(locks.try_acquire, "key") is None
-    elsewhere.do("release")
-    lease = one.do(locks.acquire, "key", wait=0)
-    assert lease.fence > fence
-    assert elsewhere.do("acquire", "key", wait=0)["error"] == "LockTimeout"
-
-
-def test_a_release_wakes_a_waiter_elsewhere(locks, one, puppet, waiting) -> None:
-    """A hand-over reaches a waiter in another process long before any ttl."""
-    lease = one.do(locks.acquire, "key", ttl=LONG)
-    elsewhere = puppet(ttl=LONG)
-    elsewhere.begin("acquire", "key", wait=None)
-    eventually(lambda: waiting("key") == 1)
-    one.do(lease.release)
-    assert elsewhere.hear(LONG / 3)["fence"] > lease.fence
-
-
 def test_a_killed_holder(promises, locks, one, puppet, waiting) -> None:
     """A holder that is killed frees the key: within its ttl, and at once where the engine says."""
     ttl = LONG if promises.death_noticed_at_once else 2
@@ -135,18 +114,6 @@ def test_a_stopped_waiter_holds_nobody_up(locks, one, other, puppet, waiting) ->
     eventually(lambda: waiting("key") == 1)
     other.do(served.release)
     assert stopped.hear(LONG / 3)["fence"] > served.fence
-
-
-def test_a_holder_stopped_for_a_moment(locks, one, puppet, waiting) -> None:
-    """A stop that is shorter than the ttl costs nothing."""
-    holder = puppet(ttl=LONG)
-    holder.do("acquire", "key")
-    holder.stop()
-    one.begin(locks.acquire, "key", wait=None)
-    eventually(lambda: waiting("key") == 1)
-    holder.resume()
-    assert "error" not in holder.do("check")
-    assert "error" not in holder.do("release")
 
 
 @needs_fork

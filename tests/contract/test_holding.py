@@ -63,14 +63,6 @@ def test_a_second_release_does_nothing(locks, one, other) -> None:
     other.do(theirs.release)
 
 
-def test_check_after_release(locks, one) -> None:
-    """A lease that was given back is not held, has no time left, and was not lost."""
-    lease = one.do(locks.acquire, "key")
-    one.do(lease.release)
-    assert not lease.held
-    assert lease.remaining() == 0
-
-
 @pytest.mark.promise("locks")
 def test_extend_pushes_the_deadline_out(locks, one, other, probe) -> None:
     """An extended lease outlives its ttl without any renewal, in its holder's eyes and the engine's."""

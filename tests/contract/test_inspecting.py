@@ -140,14 +140,6 @@ class TestListing:
         assert [info.key for info in one.do(locks.list, "кл")] == ["ключ"]
         assert one.do(locks.list, "tem") == []
 
-    def test_what_is_listed_is_told_in_full(self, locks, one, queue) -> None:
-        """Each key is told of as by inspecting it."""
-        lease = one.do(locks.acquire, "key", ttl=LONG, label="holder")
-        queue("key", "waiter", ttl=LONG)
-        (info,) = one.do(locks.list)
-        assert (info.key, info.holder, info.fence) == ("key", "holder", lease.fence)
-        assert info.waiters == ("waiter",)
-
     def test_a_prefix_is_no_pattern(self, locks, one) -> None:
         """Characters that are special elsewhere stand for themselves."""
         prefixes = ("a*", "a?", "a[bc]", "a\\", "a{b}")

@@ -217,14 +217,6 @@ def test_closed_locks_say_so(face, url, one) -> None:
     face.shut(still)
 
 
-def test_opening_again_after_close(face, url, one) -> None:
-    """An engine that was closed may be opened again, and is as good as new."""
-    for _ in range(3):
-        locks = face.open(url)
-        one.do(one.do(locks.acquire, "key", wait=0).release)
-        face.shut(locks)
-
-
 @pytest.mark.of_core
 @pytest.mark.parametrize("wrong", [{"ttl": 0}, {"wiat": 3}, {"require_scope": "galaxy"}])
 def test_options_that_cannot_work_open_nothing(face, url, wrong) -> None:

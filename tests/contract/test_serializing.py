@@ -33,12 +33,3 @@ def _held_here(probe: Locks, key: str) -> bool:
     except AlreadyHeld:
         return True
     return False
-
-
-def test_a_recursive_call_is_refused(locks, face, one) -> None:
-    """A function that calls itself under its own key would wait for itself, and is told so."""
-    function = face.serialize(locks, "key", lambda: one.begin)
-    lease = one.do(locks.acquire, "key")
-    with pytest.raises(AlreadyHeld):
-        one.do(function)
-    one.do(lease.release)

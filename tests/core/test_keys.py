@@ -14,7 +14,6 @@ from weblock.keys import (
     MISSING,
     KeyTemplate,
     check_key,
-    check_namespace,
     in_order,
     qualified,
     unqualified,
@@ -225,13 +224,6 @@ def test_what_cannot_be_a_key(key: object, problem: str) -> None:
     with pytest.raises(InvalidKey, match=problem) as refused:
         check_key(key)
     assert len(str(refused.value)) < 400
-
-
-@pytest.mark.parametrize("namespace", ["", "a:b", "a b", "ä", "n" * 65, "a\n", None, 7])
-def test_what_cannot_be_a_namespace(namespace: object) -> None:
-    """A namespace has no colon and nothing odd, so that no two can meet in a key."""
-    with pytest.raises(ConfigurationError, match="namespace"):
-        check_namespace(namespace)
 
 
 @given(

@@ -288,6 +288,8 @@ CANARY = "S3cretCanary"
         ("file:///path?mode=1", "no file:// option 'mode'; there are allow_container"),
         ("file:///path?allow_container=maybe", "must be true or false"),
         ("file:///path#part", "three slashes"),
+        ("file:///path%00", "three slashes"),
+        ("file:///", "three slashes"),
         (b"memory://", "no scheme"),
         ([], "odd number of servers, not 0"),
     ],

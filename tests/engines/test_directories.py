@@ -374,22 +374,6 @@ def test_jumps_of_the_wall_clock_change_nothing(locks: Locks, child: Callable[..
     assert jumper.run("lease = locks.acquire('k'); lease.release(); lease.fence") > fence
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "file://relative/path",
-        "file:///x#y",
-        "file:///x%00y",
-        "file://./x",
-        "file:///",
-    ],
-)
-def test_a_url_that_names_no_directory_is_refused(url: str) -> None:
-    """The error shows how to write one."""
-    with pytest.raises(ConfigurationError, match=r"names no directory: write file:///absolute"):
-        Locks.from_url(url)
-
-
 def test_without_a_url_the_directory_is_one_of_this_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,6 @@ import random
 import signal
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,11 +19,10 @@ import redis.asyncio
 from tests.servers import Server, fresh_url, shared
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, Locks
-from weblock._core.ports import Pulse, Switchboard
+from weblock._core.ports import Pulse
 from weblock.stores.redis.aio import AsyncioLink, connected
 from weblock.stores.redis.calls import packed
-from weblock.stores.redis.connections import Connections
-from weblock.stores.redis.settings import Address, parse
+from weblock.stores.redis.settings import Address
 from weblock.stores.redis.store import RedisStore
 from weblock.stores.transport import pool
 
@@ -379,16 +377,6 @@ async def _link(server: Server, timeout: float = 1.0) -> AsyncioLink:
         timeout=timeout,
         on_end=lambda _link: None,
     )
-
-
-def test_a_store_is_freed_by_its_last_user() -> None:
-    """Its wire ends with it, and is not kept by the connections that the next one uses."""
-    connections = Connections(parse(fresh_url()), Switchboard())
-    store = connections.store(suspends=False)
-    wire = weakref.ref(store._wire)
-    del store
-    assert wire() is None
-    connections.close()
 
 
 async def test_closed_locks_open_no_connection(server: Server) -> None:

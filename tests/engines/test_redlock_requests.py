@@ -26,41 +26,6 @@ def never() -> bool:
     return False
 
 
-async def test_requests_of_asyncio_may_wait_for_anything() -> None:
-    """What stands beside another is a task: it may give way, time out, or wait for what others do."""
-    shared = asyncio.get_running_loop().create_future()
-    done = []
-
-    async def gives_way() -> None:
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        shared.set_result("told")
-        done.append("gave way")
-
-    async def waits() -> None:
-        async with asyncio.timeout(60):
-            done.append(await shared)
-
-    await in_tasks([waits(), waits(), gives_way()], never)
-    assert sorted(done) == ["gave way", "told", "told"]
-
-
-async def test_one_request_that_never_rests_keeps_no_other_from_its_end() -> None:
-    """The loop serves all in turn."""
-    others = []
-
-    async def restless() -> None:
-        while len(others) < 2:  # noqa: ASYNC110 - it is to be a nuisance
-            await asyncio.sleep(0)
-
-    async def other() -> None:
-        await asyncio.sleep(0)
-        others.append(1)
-
-    await in_tasks([restless(), other(), other()], never)
-    assert len(others) == 2
-
-
 async def test_those_that_are_not_waited_for_go_on() -> None:
     """When there is enough, or the caller is cancelled, the others come to their end behind it."""
     at_once, go_on, ended = in_tasks, asyncio.Event(), asyncio.Event()
@@ -158,20 +123,6 @@ class TestInThisThread:
 
         drive(in_this_thread([quick(), silent(), answered()], lambda: True))
         assert ended == ["quick", "closed"]
-
-    def test_one_that_is_late_is_told_when_its_time_is_over(
-        self, pairs: list[tuple[socket.socket, socket.socket]]
-    ) -> None:
-        """It continues, and finds out by itself that there is no reply."""
-        late: list[float] = []
-
-        async def silent() -> None:
-            until = time.monotonic() + 0.01
-            await sent(pairs[0][0].fileno(), until)
-            late.append(time.monotonic() - until)
-
-        drive(in_this_thread([silent()], never))
-        assert late[0] >= 0
 
     def test_one_that_would_block_continues_in_a_thread(self) -> None:
         """What takes long, such as connecting, holds up no other request."""
