@@ -246,6 +246,10 @@ def urls(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     return [of_one_server[request.param]()]
 
 
+OF_EACH_KIND = pytest.mark.parametrize("urls", ["memory", "file", "redis"], indirect=True)
+"""For what all engines share."""
+
+
 def test_greenlets_renew_hand_over_tell_of_losses_and_leave_nothing_open(urls: list[str]) -> None:
     """Under gevent, holders that let other greenlets run keep their leases, and hand them over.
 
@@ -262,11 +266,13 @@ def test_a_greenlet_waits_beside_the_event_loop_of_another(urls: list[str]) -> N
     done_by(BESIDE_A_LOOP, *urls)
 
 
+@OF_EACH_KIND
 def test_who_computes_for_longer_than_the_ttl_loses_the_lease_and_is_told(urls: list[str]) -> None:
     """A holder that lets no greenlet run gets ``LeaseLost``, and the key can be acquired again."""
     done_by(COMPUTES, *urls)
 
 
+@OF_EACH_KIND
 def test_a_call_from_a_thread_of_the_threadpool_is_rejected(urls: list[str]) -> None:
     """It says what to do instead, and harms no lease. What costs no I/O works there."""
     done_by(REJECTS, *urls)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.servers import Cluster, SentinelDeployment, Server, binaries
+from tests.servers import SentinelDeployment, Server, binaries
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually, now
 from weblock import (
@@ -263,21 +263,6 @@ def test_a_promoted_replica_recovers() -> None:
             despite=LeaseLost,
         )
         assert fences[0] > later.fence
-
-
-def test_a_cluster_recovers_where_it_failed() -> None:
-    """After a failover in a cluster, its keys are granted again, with larger fences."""
-    with (
-        Cluster() as cluster,
-        Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=PATIENCE) as locks,
-    ):
-        keys = [f"key {n}" for n in range(12)]
-        before = {key: fence_of(locks, key) for key in keys}
-        cluster.kill_master_of(0)
-        after = {key: fence_of(locks, key) for key in keys}
-        assert all(after[key] > before[key] for key in keys)
-        cluster.failover(9000)
-        assert all(fence_of(locks, key) > after[key] for key in keys)
 
 
 def in_a_thread(call: Callable[[], T]) -> T:
