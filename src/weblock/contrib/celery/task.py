@@ -122,17 +122,15 @@ class LockedTask(Task):
         run = inspect.getattr_static(cls, "run")
         if not isinstance(run, LockedRun) and run is not inspect.getattr_static(Task, "run"):
             run = cls.run = LockedRun(run)
-        if cls.lock is not None and isinstance(run, LockedRun):
-            cls._check(run.unlocked(object(), cls))
-
-    @classmethod
-    def _check(cls, run: Callable[..., Any]) -> None:
+        if cls.lock is None or not isinstance(run, LockedRun):
+            return
         if cls.on_busy not in get_args(OnBusy):
             raise ConfigurationError(
                 f"on_busy={cls.on_busy!r:.80} must be 'wait', 'skip' or 'retry' (task {cls.__name__})"
             )
+        work = run.unlocked(object(), cls)
         late = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
-        if any(is_late(run) for is_late in late):
+        if any(is_late(work) for is_late in late):
             raise TypeError(
                 f"{cls.__name__} is async or a generator, which would run after the lock is released"
             )
@@ -142,7 +140,7 @@ class LockedTask(Task):
         spec = spec_of(cls)
         unique.check(cls, Options().of_call(spec.options)[0].limit)
         for template in spec.templates:
-            template.for_call_of(run)
+            template.for_call_of(work)
 
     def apply_async(
         self,
@@ -172,7 +170,10 @@ class LockedTask(Task):
         if not keys:  # Its functions have made none.
             return send(args, kwargs, task_id, *given, **options)
         try:
-            token = self._token_for(task_id, locks, spec, keys, options)
+            length = unique.length_of(self.app, self.unique_for, options)
+            label = _label(locks, spec.options, self, task_id)
+            held: HoldOptions = {**spec.options, "label": label, "wait": 0}
+            token = self._token_for(task_id, keys, held, length)
         except unique.AlreadyQueued as duplicate:
             if any(options.get(name) for name in _CANVAS):
                 token = unique.DUPLICATE
@@ -192,21 +193,12 @@ class LockedTask(Task):
             raise
 
     def _token_for(
-        self,
-        task_id: str,
-        locks: Locks,
-        spec: LockSpec,
-        keys: tuple[CheckedKey, ...],
-        options: Mapping[str, Any],
+        self, task_id: str, keys: tuple[CheckedKey, ...], options: HoldOptions, length: float
     ) -> str:
         """Return a token of the keys; an empty one for a next attempt that cannot have it now.
 
         That attempt acquires its keys when it runs, and must not be lost.
         """
-        assert self.unique_for is not None
-        length = unique.length_of(self.app, self.unique_for, options)
-        label = _label(locks, spec.options, self, task_id)
-        held: HoldOptions = {**spec.options, "label": label, "wait": 0}
         current, running = self.app.current_task, innermost(Running)
         # By ``retry`` or ``replace``.
         is_next_attempt = current is not None and current.request.id == task_id
@@ -215,7 +207,7 @@ class LockedTask(Task):
             if lease and lease.keys == keys:
                 with suppress(LeaseLost):
                     return lease.hand_over(ttl=length)
-            return unique.token_for(locks, keys, held, length)
+            return unique.token_for(locks_for(self), keys, options, length)
         except (unique.AlreadyQueued, EngineUnavailable):
             if is_next_attempt:
                 return ""

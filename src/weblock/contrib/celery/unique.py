@@ -47,12 +47,12 @@ class AlreadyQueued(WeblockError):
 
     Attributes:
         key: The key.
-        task_id: The id of that task; ``None`` if something else than a task has the key.
+        task_id: The id of that task; ``None`` if something other than a task has the key.
         remaining: Seconds until the key is free at the latest, unless a worker renews its lease.
     """
 
     def __init__(self, key: str, *, task_id: str | None, remaining: float) -> None:
-        by = f"task {task_id}" if task_id else "something else than a task"
+        by = f"task {task_id}" if task_id else "something other than a task"
         super().__init__(
             f"a task with the key {key!r:.200} was not sent: {by} has the key, for {remaining:.0f} s at"
             " most unless it is renewed"
@@ -101,7 +101,7 @@ def check(task: Any, limit: int = 1) -> None:
         )
 
 
-def length_of(app: Celery, unique_for: Duration, options: Mapping[str, Any]) -> float:
+def length_of(app: Celery, unique_for: Duration | None, options: Mapping[str, Any]) -> float:
     """Return for how many seconds the key of a task stays taken that no worker runs."""
     delay = float(options.get("countdown") or 0)
     eta: Any = options.get("eta")
