@@ -182,14 +182,27 @@ class TestAnswers:
             assert thread.submit(app.test_client().get, "/").result().status_code == 418
 
     def test_a_key_that_cannot_be_made(self, app, web):
-        """400 for what the client left out, and 500 for what the programmer did."""
+        """400 for what the client left out."""
         app.add_url_rule("/client", view_func=web.lock("{query.x}")(lambda: "done"))
-        app.add_url_rule("/mine", endpoint="mine", view_func=web.lock("{x}")(lambda: "done"))
         assert app.test_client().get("/client").status_code == 400
-        assert app.test_client().get("/mine").status_code == 500
+
+    @pytest.mark.parametrize("key", ["{x}", lambda *, x: x], ids=["template", "function"])
+    @pytest.mark.parametrize(
+        "view", [lambda x: x, lambda **url: url["x"], lambda: ""], ids=["x", "any", "none"]
+    )
+    def test_a_key_that_no_request_can_fill_in(self, app, web, key, view):
+        """It is refused before the first request, unless the URL or the view has what it wants."""
         app.testing = True
-        with pytest.raises(ConfigurationError, match=r"wants the view's argument 'x'.*query.x"):
-            app.test_client().get("/mine")
+        app.add_url_rule("/", endpoint="optional", view_func=web.lock(lambda x="1": x)(lambda: "1"))
+        can = view.__code__.co_varnames
+        app.add_url_rule("/<x>" if can else "/mine", view_func=web.lock(key)(view))
+        if can:
+            assert app.test_client().get("/7").text == "7"
+        else:
+            with pytest.raises(
+                ConfigurationError, match=r"/mine: .* wants the view's argument 'x'"
+            ):
+                app.test_client().get("/")
 
     @pytest.mark.parametrize("own", [False, True])
     def test_a_loss(self, app, web, locks, own):

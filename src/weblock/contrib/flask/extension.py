@@ -43,6 +43,7 @@ from .views import (
     installed,
     locks_of,
     refuse_reads,
+    refuse_unfillable,
     refuse_unlocked,
 )
 
@@ -298,6 +299,7 @@ def _begin(found: Installed) -> None:
             _refuse_late_settings(found)
             refuse_unlocked(found)
             refuse_reads(found)
+            refuse_unfillable(found)
             found.database.watch()
             found.has_begun = True
 
@@ -341,5 +343,6 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
         _refuse_late_settings(found)
         refuse_unlocked(found)
         refuse_reads(found)
+        refuse_unfillable(found)
     except ConfigurationError as error:
         yield error

@@ -13,7 +13,7 @@ from ..._platform.forks import Mutex
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, signature_of
 from ...sync import Lease, Locks
-from ..kit import LockSpec, request_values, wanted_by
+from ..kit import LockSpec, name_of, request_values, wanted_by
 from ..kit.idempotency import refuse_safe
 from ..wsgi import request_locks
 from ..wsgi.request import headers_of, query_of
@@ -190,6 +190,43 @@ def refuse_reads(installed: Installed) -> None:
         view = installed.app.view_functions.get(rule.endpoint)
         if hasattr(view, ONCE):  # Flask adds HEAD and OPTIONS by itself.
             refuse_safe((rule.methods or set()) - {"HEAD", "OPTIONS"}, f"the route {rule.rule}")
+
+
+def refuse_unfillable(installed: Installed) -> None:
+    """Raise ``ConfigurationError`` for a key that no request can fill in: it would fail at each of them.
+
+    A view gets parts of its URL, and what decorators around it add; all are its parameters, unless it takes any.
+    """
+    locked = {each for each in installed.views if hasattr(each, _MARK)}  # Others run once.
+    for rule in installed.app.url_map.iter_rules():
+        view = installed.app.view_functions.get(rule.endpoint)
+        cls = getattr(view, "view_class", None)
+        methods = [getattr(cls, name.lower(), None) for name in rule.methods or ()]
+        for held in locked.intersection(each for one in (view, *methods) for each in _layers(one)):
+            own: Any = held.__wrapped__  # type: ignore[attr-defined]
+            parameters = signature_of(own).parameters
+            if hasattr(own, "__wrapped__") or any(
+                each.kind is each.VAR_KEYWORD for each in parameters.values()
+            ):
+                continue
+            there = {*rule.arguments, *(rule.defaults or ()), *parameters}
+            lock: LockSpec = getattr(held, _MARK)[0]
+            sources = [each for one in lock.templates for each in one.sources.values()]
+            wanted = [(repr(lock), each.name) for each in sources if each.kind == "path"]
+            wanted += [
+                (f"key function {name_of(function)}", name)
+                for function in lock.functions
+                for name, each in signature_of(function).parameters.items()
+                if each.default is each.empty
+                and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+            ]
+            for what, name in wanted:
+                if name not in there:
+                    names = ", ".join(map(repr, sorted(there))) or "none"
+                    raise ConfigurationError(
+                        f"{rule.rule}: {what} wants the view's argument {name!r}; there is {names}."
+                        f" {{query.{name}}} would be a query parameter, and {{header.{name}}} a header"
+                    )
 
 
 def _layers(view: Any) -> Iterator[object]:
