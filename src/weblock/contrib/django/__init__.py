@@ -13,7 +13,8 @@ from ..._requirements import require
 
 require("weblock.contrib.django", "django")
 
-from .middleware import (  # noqa: E402 - only what fits can be imported
+from .idempotency import idempotent  # noqa: E402 - only what fits can be imported
+from .middleware import (  # noqa: E402
     async_lease_of,
     lease_of,
     lock,
@@ -25,6 +26,7 @@ __all__ = [
     "async_lease_of",
     "async_locks",
     "hold_until_commit",
+    "idempotent",
     "lease_of",
     "lock",
     "locks",

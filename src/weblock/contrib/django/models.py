@@ -1,10 +1,11 @@
-"""The models that Django's admin shows: keys, which only engines have, and the table of fences."""
+"""The models that Django's admin shows, and the tables of fences and of stored answers."""
 
 from __future__ import annotations
 
 from django.db import models
 
 from ..kit.guarding import LENGTHS, TABLE
+from ..kit.idempotency import ANSWER_LENGTHS, ANSWERS
 
 
 class Lock(models.Model):
@@ -43,3 +44,26 @@ class Fence(models.Model):
 
     def __str__(self) -> str:
         return str(self.lock_key)
+
+
+class Answer(models.Model):
+    """The answer to a request that ``@idempotent`` has executed: see ``contrib.kit.idempotency``."""
+
+    digest = models.CharField(max_length=ANSWER_LENGTHS["digest"], primary_key=True, editable=False)
+    caller = models.CharField(max_length=ANSWER_LENGTHS["caller"], db_index=True, editable=False)
+    idempotency_key = models.CharField(max_length=ANSWER_LENGTHS["idempotency_key"], editable=False)
+    request = models.CharField(max_length=ANSWER_LENGTHS["request"], editable=False)
+    fingerprint = models.CharField(max_length=ANSWER_LENGTHS["fingerprint"], editable=False)
+    status = models.IntegerField(editable=False)
+    headers = models.TextField(editable=False)
+    body = models.BinaryField()
+    expires_at = models.BigIntegerField(db_index=True, editable=False)
+
+    class Meta:
+        """Other frameworks that use the database know it by its name."""
+
+        db_table = ANSWERS
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return str(self.request)

@@ -39,8 +39,8 @@ R = TypeVar("R", bound=HttpRequest)
 KeyFunction = Callable[[R], Keys | Awaitable[Keys]]
 """Makes a key, or several, from a request, or ``None`` to lock nothing. It may be a coroutine function."""
 
-BusyView = Callable[[R, LockTimeout], HttpResponse | Awaitable[HttpResponse]]
-"""Responds to a request that did not get its lock. It may be a coroutine function."""
+BusyView = Callable[[R, LockTimeout], HttpResponse | Awaitable[HttpResponse | None] | None]
+"""Responds to a request that did not get its lock, if it is not ``None``. It may be a coroutine function."""
 
 
 Call = Callable[..., Awaitable[Any]]

@@ -1,4 +1,4 @@
-"""Permissions for the page in the admin, and the table of ``"GUARD": "database"``."""
+"""Permissions for the page in the admin, and the tables of ``"GUARD": "database"`` and ``@idempotent``."""
 
 from typing import Any, ClassVar
 
@@ -35,5 +35,25 @@ class Migration(migrations.Migration):  # type: ignore[misc,name-defined] # they
                 ("raised_at", models.DateTimeField(editable=False, verbose_name="since")),
             ],
             options={"db_table": "weblock_fence", "default_permissions": ("view",)},
+        ),
+        migrations.CreateModel(
+            name="Answer",
+            fields=[
+                (
+                    "digest",
+                    models.CharField(
+                        editable=False, max_length=64, primary_key=True, serialize=False
+                    ),
+                ),
+                ("caller", models.CharField(db_index=True, editable=False, max_length=64)),
+                ("idempotency_key", models.CharField(editable=False, max_length=255)),
+                ("request", models.CharField(editable=False, max_length=600)),
+                ("fingerprint", models.CharField(editable=False, max_length=64)),
+                ("status", models.IntegerField(editable=False)),
+                ("headers", models.TextField(editable=False)),
+                ("body", models.BinaryField()),
+                ("expires_at", models.BigIntegerField(db_index=True, editable=False)),
+            ],
+            options={"db_table": "weblock_answer", "default_permissions": ("view",)},
         ),
     ]

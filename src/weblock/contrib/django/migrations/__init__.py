@@ -1,1 +1,1 @@
-"""The migrations: permissions, and the table of fences."""
+"""The migrations: permissions, and the tables of fences and of stored answers."""

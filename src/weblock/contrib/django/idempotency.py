@@ -1,0 +1,287 @@
+"""``@idempotent(caller=current_user)``: a view executes a request once, however often its client sends it.
+
+The lock is that of ``@lock``, acquired outside of the transaction; ``contrib.kit.idempotency`` says what it is
+for. The decorator opens the transaction itself, instead of ``ATOMIC_REQUESTS``: it renders the response and
+inserts it before COMMIT.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from typing import Any, Final, TypeVar
+
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
+from django.http import HttpRequest, HttpResponse, RawPostDataException
+from django.http.response import HttpResponseBase
+from django.template.response import SimpleTemplateResponse
+
+from ..._options import Duration
+from ..._platform.logs import logger
+from ...errors import AnswersUnavailable, ConfigurationError, LockTimeout, WeblockError
+from ..kit import shown
+from ..kit.guarding import Kind, Trouble, kind_of, trouble_of
+from ..kit.idempotency import (
+    ANSWER_SWEEPS,
+    HEADER,
+    KEEP,
+    MAX_ANSWERS,
+    MAX_BODY,
+    Answer,
+    Answers,
+    Asked,
+    IdempotencySpec,
+)
+from .answers import answer
+from .middleware import lock
+from .view_lock import DEFAULT
+
+F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R", bound=HttpRequest)
+
+METHODS: Final = ("POST", "PUT", "PATCH", "DELETE")
+"""The methods of requests that change something. Others are served as ever."""
+
+_ASKED: Final = "weblock_asked"
+"""The attribute of a request that has its ``Asked``."""
+
+
+def idempotent(
+    *,
+    caller: Callable[[R], object] | str,
+    using: str = DEFAULT_DB_ALIAS,
+    alias: str = DEFAULT,
+    wait: Duration | None = 0,
+    header: str = HEADER,
+    keep: Duration = KEEP,
+    max_answers: int = MAX_ANSWERS,
+    max_body: int = MAX_BODY,
+) -> Callable[[F], F]:
+    """Decorate a view so that it executes each ``POST``, ``PUT``, ``PATCH`` and ``DELETE`` request once.
+
+    A request that is sent again with the same ``Idempotency-Key`` gets the stored answer to the first one, marked
+    ``Idempotency-Replayed: true``. The view runs in ``atomic(using, durable=True)``, also without
+    ``ATOMIC_REQUESTS``, and its answer is stored in that transaction. An exception that leaves the view, and a
+    response with 409, 429 or from 500 on, roll everything back.
+
+    It decorates views, plain or async, and class-based ones by
+    ``method_decorator(idempotent(...), name="dispatch")``, those of Django REST framework as well.
+
+    Args:
+        caller: A function of the request that returns the id of the user: a string, an int or a UUID. Keys of
+            different users are different. ``"anonymous"`` if all clients share their keys, and may read the
+            answers of one another.
+        using: The database of the view's work, which has the table of answers. Work in another one is
+            not part of the transaction.
+        alias: Which entry of ``WEBLOCK`` to use.
+        wait: How many seconds to wait for a request with the same key that is running; then, and by
+            default at once, the answer is 409.
+        header: The name of the header that has the key.
+        keep: For how many seconds an answer is stored. Default: 24 hours.
+        max_answers: How many answers are stored for a caller; at that number, new keys are answered with 429.
+        max_body: How many bytes a response has at most. A longer one, and a stream, raise
+            ``AnswerNotStored``, and nothing is committed.
+
+    Raises:
+        ConfigurationError: An option cannot work; or, at a request, a transaction has begun before.
+    """
+    spec = ViewSpec.written(
+        caller,
+        wait=wait,
+        header=header,
+        keep=keep,
+        max_answers=max_answers,
+        max_body=max_body,
+        using=using,
+    )
+
+    def decorate(view: F) -> F:
+        def execute(call: Callable[[], Any], request: Any) -> Any:
+            if request.method not in METHODS:
+                atomic = connections[using].settings_dict["ATOMIC_REQUESTS"]
+                with transaction.atomic(using) if atomic else nullcontext():
+                    return call()
+            return spec.execute(request, call)
+
+        def serve(*args: Any, **kwargs: Any) -> Any:
+            return execute(partial(view, *args, **kwargs), request_of(args, kwargs))
+
+        async def aserve(*args: Any, **kwargs: Any) -> Any:
+            # The view's queries run in the thread that waits for it, and so in the transaction.
+            call = partial(async_to_sync(view), *args, **kwargs)
+            return await sync_to_async(execute)(call, request_of(args, kwargs))
+
+        decorated = aserve if iscoroutinefunction(view) else serve
+        functools.update_wrapper(decorated, view)
+        locked = lock(
+            spec.key_of,
+            alias=alias,
+            busy_view=spec.answer_busy,
+            methods=METHODS,
+            wait=wait,
+        )
+        served: F = transaction.non_atomic_requests(using)(locked(decorated))
+        return served
+
+    return decorate
+
+
+def request_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> HttpRequest:
+    """Return the request that a view, or a method of one, is called with."""
+    for each in (*args[:2], kwargs.get("request")):
+        if isinstance(each, HttpRequest):
+            return each
+    raise ConfigurationError(
+        "idempotent() is for views: for one of Django REST framework, and for a method, write"
+        ' @method_decorator(idempotent(...), name="dispatch") on its class'
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class ViewSpec(IdempotencySpec):
+    """A description of what a view executes once."""
+
+    using: str = DEFAULT_DB_ALIAS
+
+    def key_of(self, request: HttpRequest) -> str:
+        """Return the key that a request locks, and leave with the request what it asks for."""
+        asked = self.asked(
+            caller=self.caller(request) if callable(self.caller) else None,
+            method=str(request.method),
+            path=request.path,
+            sent=[request.headers[self.header]] if self.header in request.headers else [],
+            parts=[request.META.get("QUERY_STRING", "").encode(), *_parts_of(request)],
+        )
+        setattr(request, _ASKED, asked)
+        (key,) = self.keys_of(asked)
+        return key
+
+    def answer_busy(self, request: HttpRequest, _error: LockTimeout) -> HttpResponse | None:
+        """Return the stored answer: the other request may have been committed, and be sending it."""
+        try:
+            found = self._look(self._answers(request).find)
+        except WeblockError as error:
+            return answer(request, error)
+        return _replayed(found) if found else None
+
+    def execute(self, request: HttpRequest, view: Callable[[], Any]) -> HttpResponseBase:
+        """Return the stored answer; if there is none, that of the view, which is stored."""
+        answers, connection = self._answers(request), connections[self.using]
+        if not (connection.in_atomic_block or connection.get_autocommit()):
+            raise self._refusal("has AUTOCOMMIT off")
+        if found := self._look(answers.find_or_admit):
+            return _replayed(found)
+        try:
+            with ExitStack() as block:
+                try:
+                    block.enter_context(transaction.atomic(self.using, durable=True))
+                except RuntimeError as error:
+                    raise self._refusal("is in a transaction already") from error
+                block.enter_context(connection.execute_wrapper(self._send))
+                response: HttpResponseBase = view()
+                self._store(answers, response)
+        except Error:
+            # Another request with the same key may have been committed meanwhile.
+            with suppress(AnswersUnavailable):
+                if found := self._look(answers.find):
+                    return _replayed(found)
+            raise
+        if random.random() < ANSWER_SWEEPS:
+            try:
+                answers.sweep()
+            except Error:
+                logger.warning(
+                    "expired answers of idempotent requests were not deleted", exc_info=True
+                )
+        return response
+
+    def _store(self, answers: Answers, response: Any) -> None:
+        """Insert the answer, as the last statement of the transaction, or have it rolled back."""
+        if not isinstance(response, HttpResponseBase):
+            raise ConfigurationError(
+                f"an idempotent() view returned {shown(response)}: it must return an HttpResponse"
+            )
+        raised = getattr(response, "exception", False)  # Django REST framework has handled it.
+        if raised or not self.is_stored(response.status_code):
+            transaction.set_rollback(rollback=True, using=self.using)
+        if transaction.get_rollback(self.using):
+            return
+        if not isinstance(response, HttpResponse):
+            self.refuse_long(0, streams=True)
+            return
+        if isinstance(response, SimpleTemplateResponse):
+            response.render()
+        self.refuse_long(len(response.content))
+        answers.store(Answer.of(response.status_code, response.items(), response.content))
+
+    def _send(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001 - Django's
+        """Run a statement, unless it commits."""
+        connection = context["connection"]
+        text = sql if isinstance(sql, str) else sql.as_string(connection.connection)  # of psycopg
+        if kind_of(text, mysql=connection.vendor == "mysql") is Kind.COMMITS:
+            raise self._refusal(f"sends {text!r:.100}, which commits by itself")
+        return execute(sql, params, many, context)
+
+    def _answers(self, request: HttpRequest) -> Answers:
+        asked: Asked = getattr(request, _ASKED)
+        connection = connections[self.using]
+
+        def execute(sql: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+            with connection.cursor() as cursor:
+                cursor.execute(re.sub(r":(\w+)", r"%(\1)s", sql), values)
+                return cursor.fetchall() if cursor.description else ()
+
+        return Answers(connection.vendor, execute, self, asked)
+
+    def _look(self, work: Callable[[], Answer | None]) -> Answer | None:
+        try:
+            return work()
+        except Error as error:
+            if trouble_of(error) is Trouble.NO_TABLE:
+                raise self._refusal(
+                    "has no table of answers: add weblock.contrib.django to INSTALLED_APPS, and run"
+                    " manage.py migrate"
+                ) from error
+            raise AnswersUnavailable(
+                f"the database {self.using!r} did not return the stored answer: {error}"
+            ) from error
+
+    def _refusal(self, why: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"the database {self.using!r} of an idempotent() view {why}. Its work must be committed together"
+            " with its answer"
+        )
+
+
+def _parts_of(request: HttpRequest) -> list[bytes]:
+    """Return the body of a request; of a form its parts, whatever separates them."""
+    if request.content_type != "multipart/form-data":
+        try:
+            return [request.body]
+        except RawPostDataException:  # A form that was read as a stream.
+            posted, files = request.POST, request.FILES
+    elif request.method == "POST":
+        posted, files = request.POST, request.FILES
+    else:  # Django itself reads forms of POST requests only.
+        posted, files = request.parse_file_upload(request.META, BytesIO(request.body))
+    parts: list[bytes] = []
+    for name, values in sorted(posted.lists()):
+        for value in values:
+            parts += [name.encode(), b"", value.encode()]
+    for name, uploads in sorted(files.lists()):
+        for each in uploads:
+            parts += [name.encode(), f"{each.name} {each.content_type}".encode(), each.read()]
+            each.seek(0)
+    return parts
+
+
+def _replayed(found: Answer) -> HttpResponse:
+    again = found.replayed
+    return HttpResponse(again.body, status=again.status, headers=dict(again.headers))
