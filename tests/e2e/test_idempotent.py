@@ -25,13 +25,19 @@ TOP = Path(__file__).parents[2]
 
 
 class Shop:
-    """Two workers of uvicorn, which starts another one when one is killed."""
+    """Two workers of a server, which starts another one when one is killed."""
 
     def __init__(self, folder: Path, database: str, sessions: str) -> None:
         self.folder = folder
-        self.url = f"http://127.0.0.1:{free_port()}"
-        command = [sys.executable, "-m", "uvicorn", "tests.e2e.idempotent_app:app", "--workers=2"]
-        command += [f"--port={self.url.rpartition(':')[2]}", "--log-level=warning"]
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        if sessions == "django":
+            command = ["gunicorn", "tests.e2e.idempotent_django:app", f"--bind=127.0.0.1:{port}"]
+            command += ["--workers=2", "--threads=8"]
+        else:
+            command = ["uvicorn", "tests.e2e.idempotent_app:app", f"--port={port}"]
+            command += ["--workers=2", "--log-level=warning"]
+        command = [sys.executable, "-m", *command]
         environment = {
             "DATABASE": database,
             "ENGINE": f"file://{folder}/locks",
@@ -68,7 +74,15 @@ class Shop:
             pause = min(2 * pause, 1)
 
 
-@pytest.fixture(params=["sqlite-sync", "postgresql-sync", "postgresql-async"])
+@pytest.fixture(
+    params=[
+        "sqlite-sync",
+        "sqlite-django",
+        "postgresql-sync",
+        "postgresql-async",
+        "postgresql-django",
+    ]
+)
 def shop(request, tmp_path) -> Iterator[Shop]:
     """A shop for each kind of database and session."""
     database, _, sessions = request.param.partition("-")
