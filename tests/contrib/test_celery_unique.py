@@ -320,19 +320,21 @@ def test_a_task_that_replaces_itself_hands_its_key_on(app, locks):
 
 def test_an_engine_that_fails_at_the_start_leaves_no_key_behind(app, locks, pay, monkeypatch):
     """The task fails, and its key is given back, although the outage may last for longer than the ttl."""
-    debts = []
+    pending = []
+
+    def noted(_self, key, _owner, ttl, _void):
+        pending.append((key, ttl))
+
     with sent_by(app, monkeypatch) as headers:
         pay.delay(7)
     with monkeypatch.context() as patch:
         patch.setattr(task_module, "take_over", unavailable)
-        patch.setattr(
-            Keeper, "owe", lambda _self, key, _owner, ttl, *_void: debts.append((key, ttl))
-        )
+        patch.setattr(Keeper, "release_later", noted)
         assert pay.apply((7,), task_id="a", headers=headers).state == "FAILURE"
         patch.setattr(type(locks._locker.store), "transfer", unavailable)
         with pytest.raises(EngineUnavailable):
             pay.apply_async((8,), countdown=30)
-    (first, longest), (second, length), *_ = debts
+    (first, longest), (second, length), *_ = pending
     assert first.endswith(":pay:7")
     assert longest >= 600
     assert second.endswith(":pay:8")
