@@ -22,6 +22,8 @@ from weblock.contrib.fastapi import idempotent, install, lock, request_locks
 from weblock.contrib.fastapi.routes import locked_in
 from weblock.contrib.sqlalchemy import answer_table, guard
 
+from .losing import lose
+
 
 class Base(DeclarativeBase):
     pass
@@ -267,6 +269,23 @@ async def test_of_two_that_were_executed_only_one_is_committed(shop):
     assert overtaken.headers["idempotency-replayed"] == "true"
     assert shop.rows() == (1, 1)
     assert shop.ran == []  # No task follows work that was rolled back.
+
+
+async def test_a_request_that_lost_its_lease_commits_nothing(shop):
+    """Another may be executed meanwhile: it is not reported as successful, and a retry is executed."""
+
+    async def create(session: Annotated[Any, shop.session()]) -> None:
+        session.add(Order(amount=1))
+        if not shop.ran:
+            lose(request_locks().leases[0])
+        shop.ran.append("ran")
+
+    shop.app.post("/orders")(create)
+    lost = await shop.post("/orders")
+    assert (lost.status_code, lost.json()["code"]) == (503, "lease_lost")
+    assert shop.rows() == (0, 0)
+    assert (await shop.post("/orders")).status_code == 200
+    assert shop.rows() == (1, 1)
 
 
 async def test_tasks_follow_the_commit_and_are_not_repeated(shop):
