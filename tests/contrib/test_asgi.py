@@ -148,10 +148,10 @@ class TestTheLayer:
         goes_on.set()
         await serving
         assert request.status == 200
-        assert not mine._rests
+        assert not mine._is_suspended
         servers[1].says({"type": "lifespan.shutdown"})
         await running[1]
-        assert mine._rests
+        assert mine._is_suspended
 
     async def test_an_error_after_the_response_began_to_wait_leaves_nothing_to_send(self, locks):
         """A response that was discarded is not sent later by its timer."""
