@@ -17,7 +17,7 @@ TOP = Path(__file__).parents[2]
 EARLIER = "ab4ef49a"
 """The first commit that stores leases as this one does. Whoever changes what is stored moves it on.
 
-Then ``docs/compatibility.md`` says that the two may not share an engine, and the format's name changes.
+Then ``docs/deployment.md`` says that the two may not share an engine, and the format's name changes.
 """
 
 REPLICA = """
