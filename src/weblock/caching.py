@@ -71,7 +71,9 @@ class Keeping:
         self._cache = options["cache"]
         self._expiry = seconds("expiry", options["expiry"], least=SHORTEST_EXPIRY)
         self._stale = seconds("stale", options.get("stale", 0))
-        self._codec = options.get("codec") or (json if _keeps_bytes(self._cache) else None)
+        self._codec = options.get("codec") or (
+            None if _OF_BYTES.isdisjoint(_drivers(self._cache)) else json
+        )
 
     def check_class(self) -> None:
         """Raise ``ConfigurationError`` if the class of the cache hides how to set an expiry.
@@ -258,7 +260,3 @@ def _is_fresh(entry: Entry) -> bool:
 def _drivers(cache: object) -> set[str]:
     """Return the packages that the class of a cache and its base classes come from."""
     return {cls.__module__.partition(".")[0] for cls in type(cache).__mro__}
-
-
-def _keeps_bytes(cache: object) -> bool:
-    return not _OF_BYTES.isdisjoint(_drivers(cache))

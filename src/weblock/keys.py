@@ -325,7 +325,11 @@ class KeyTemplate:
             f"|[\ud800-\udfff\u2028\u2029{re.escape(others)}]"
         )
         names, converters = (tuple(place[part] for place in places) for part in (0, 1))
-        sources = {name: source for name in names if (source := _source(name))}
+        sources: dict[str, Source] = {}
+        for name in names:
+            kind, dot, rest = name.rpartition(".")
+            if not (name.isdecimal() or (dot and kind not in _KINDS)):
+                sources[name] = Source(kind or "path", rest.lower() if kind == "header" else rest)
         parts = tuple(zip(names, converters, literals[1:], strict=True))
         return cls(
             text, names, converters, MappingProxyType(sources), tuple(literals), parts, encoded
@@ -356,7 +360,17 @@ class KeyTemplate:
                 make = _EXACT.get(type(value), canonical)
                 text = make(value)
                 if not (text.isascii() and text.isalnum()):
-                    text = self._encode(text)
+                    if not text:
+                        raise InvalidKey(f"key template {self.text!r} was given an empty value")
+                    try:
+                        text = self._encoded.sub(
+                            lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()),
+                            text,
+                        )
+                    except UnicodeEncodeError as error:
+                        raise InvalidKey(
+                            f"key template {self.text!r} was given a lone surrogate"
+                        ) from error
             parts += text, literal
         key = "".join(parts)
         if not key or len(key) > MAX_LENGTH or not key.isprintable():
@@ -421,16 +435,6 @@ class KeyTemplate:
         constant = Key._of(self.text, self.text)  # noqa: SLF001 - of the same module
         return key_of if self.names else lambda _args, _kwargs: constant
 
-    def _encode(self, value: str) -> str:
-        if not value:
-            raise InvalidKey(f"key template {self.text!r} was given an empty value")
-        try:
-            return self._encoded.sub(
-                lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), value
-            )
-        except UnicodeEncodeError as error:
-            raise InvalidKey(f"key template {self.text!r} was given a lone surrogate") from error
-
 
 def _place(text: str, piece: str) -> tuple[str, str]:
     """Return the name and the converter of a placeholder."""
@@ -458,13 +462,6 @@ if sys.version_info >= (3, 14):
 
 else:
     signature_of = inspect.signature
-
-
-def _source(name: str) -> Source | None:
-    kind, dot, rest = name.rpartition(".")
-    if name.isdecimal() or (dot and kind not in _KINDS):
-        return None
-    return Source(kind or "path", rest.lower() if kind == "header" else rest)
 
 
 def in_order(keys: Sequence[str]) -> tuple[CheckedKey, ...]:

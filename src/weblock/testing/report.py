@@ -18,11 +18,14 @@ def report(sections: list[Section], outcomes: Sequence[Any], limit: int) -> str:
     """Return how many were inside at once, and which, with a time line of each."""
     more = f", and limit={limit} allows {limit}" if limit > 1 else ""
     inside = f"{most_at_once(sections)} were inside at once{more}."
+    pairs = [f"{first} with {then}" for first, then in overlapping(sections)]
+    if len(pairs) > MOST_PAIRS:
+        pairs[MOST_PAIRS:] = [f"and {len(pairs) - MOST_PAIRS} more pairs"]
     return "\n".join(
         [
             f"{len(outcomes)} concurrent calls were not serialized: {inside}",
             *_time_lines(sections),
-            f"overlapping: {', '.join(_pairs(sections))}",
+            f"overlapping: {', '.join(pairs)}",
             told(outcomes),
         ]
     )
@@ -55,9 +58,3 @@ def _time_lines(sections: list[Section]) -> list[str]:
             f" {section.thread.name}"
         )
     return lines
-
-
-def _pairs(sections: list[Section]) -> list[str]:
-    pairs = [f"{first} with {then}" for first, then in overlapping(sections)]
-    more = [f"and {len(pairs) - MOST_PAIRS} more pairs"] if len(pairs) > MOST_PAIRS else []
-    return pairs[:MOST_PAIRS] + more

@@ -41,8 +41,23 @@ def assert_serialized(
         BaseExceptionGroup: Calls failed.
     """
     sections = Sections(pause=pause, limit=limit)
+    outcomes: list[R | BaseException] = []
     with _watching(inside, sections):
-        outcomes = _in_threads(call, _count(times, limit))
+        calls = _count(times, limit)
+        start = threading.Barrier(calls)
+
+        def run() -> None:
+            start.wait()
+            try:
+                outcomes.append(call())
+            except BaseException as error:  # noqa: BLE001 - it is raised below
+                outcomes.append(error)
+
+        threads = [threading.Thread(target=run, name=f"call {n}") for n in range(1, calls + 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     return _judged(sections, outcomes, limit)
 
 
@@ -79,25 +94,6 @@ def _count(times: int | None, limit: int) -> int:
 def _watching(inside: str | Watch, sections: Sections) -> Any:
     watch = watch_function(inside) if isinstance(inside, str) else inside
     return watch(sections)
-
-
-def _in_threads(call: Callable[[], R], times: int) -> list[R | BaseException]:
-    outcomes: list[R | BaseException] = []
-    start = threading.Barrier(times)
-
-    def run() -> None:
-        start.wait()
-        try:
-            outcomes.append(call())
-        except BaseException as error:  # noqa: BLE001 - it is raised where the calls are awaited
-            outcomes.append(error)
-
-    threads = [threading.Thread(target=run, name=f"call {n}") for n in range(1, times + 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return outcomes
 
 
 def _judged(sections: Sections, outcomes: Sequence[R | BaseException], limit: int) -> list[R]:

@@ -82,7 +82,11 @@ def wanted_of(template: KeyTemplate, dependant: Any) -> list[Wanted]:
 
 def _wanted(name: str, source: Source, template: KeyTemplate, dependant: Any) -> Wanted:
     declared = list(_declared(dependant, source.kind)) if dependant else []
-    found = [each for each in declared if _is_named(each, source)]
+    if source.kind == "header":  # A client may send either spelling.
+        spelled = source.name.replace("_", "-")
+        found = [each for each in declared if each.name and each.name.replace("_", "-") == spelled]
+    else:
+        found = [each for each in declared if each.name == source.name]
     unclear = [each for each in declared if each.name is None]
     if not found and not unclear:
         for each in declared:
@@ -142,12 +146,6 @@ def _declared(dependant: Any, kind: str) -> Iterator[Declared]:
         yield Declared(dependant.call, parameter, name)
     for each in dependant.dependencies:
         yield from _declared(each, kind)
-
-
-def _is_named(declared: Declared, source: Source) -> bool:
-    if source.kind == "header" and declared.name:
-        return declared.name.replace("_", "-") == source.name.replace("_", "-")
-    return declared.name == source.name
 
 
 def _classes(annotation: Any) -> Iterator[Any]:

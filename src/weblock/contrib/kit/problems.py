@@ -112,7 +112,13 @@ def problem_of(
     if problem and debug and isinstance(error, EngineUnavailable | LeaseLost):
         problem.more["debug"] = str(error)
     if problem and rewrite and isinstance(error, WeblockError):
-        return _rewritten(problem, error, rewrite)
+        found: object = rewrite(problem, error)
+        if not isinstance(found, Problem):
+            raise TypeError(
+                f"rewrite returned {found!r:.80} for a {type(error).__name__}: return the problem,"
+                " or dataclasses.replace(problem, ...)"
+            )
+        return found
     return problem
 
 
@@ -139,16 +145,6 @@ def answers(
         return respond(problem) if problem else None
 
     return answer
-
-
-def _rewritten(problem: Problem, error: WeblockError, rewrite: Rewrite) -> Problem:
-    found: object = rewrite(problem, error)
-    if not isinstance(found, Problem):
-        raise TypeError(
-            f"rewrite returned {found!r:.80} for a {type(error).__name__}: return the problem, or"
-            " dataclasses.replace(problem, ...)"
-        )
-    return found
 
 
 def _problem_of(error: BaseException | None) -> Problem | None:

@@ -163,7 +163,10 @@ def sent_value(source: Source, *, query: str, headers: Headers) -> str | None:
     elif source.kind == "cookie":
         sent = (each.partition("=") for line in headers("cookie") for each in line.split(";"))
         values = [value.strip() for name, _, value in sent if name.strip() == source.name]
-        found = list({_cookie_value(value) for value in values})
+        # Litestar decodes percent signs, and Werkzeug UTF-8. What one of them reads as equal is equal here.
+        unquoted = [SimpleCookie().value_decode(value)[0] for value in values]
+        read = {unquote_to_bytes(value.encode("latin-1", "replace")) for value in unquoted}
+        found = list({value.decode("utf-8", "replace") for value in read})
     else:
         pairs = parse_qsl(query, keep_blank_values=True)
         found = [value for name, value in pairs if name == source.name]
@@ -174,15 +177,6 @@ def sent_value(source: Source, *, query: str, headers: Headers) -> str | None:
     if not found:
         return None
     return _host_name(found[0]) if source == _HOST else found[0]
-
-
-def _cookie_value(sent: str) -> str:
-    """Return the value of a cookie, decoded as far as any framework decodes it.
-
-    Litestar decodes percent signs, and Werkzeug UTF-8. What one of them reads as equal is equal here.
-    """
-    unquoted, _ = SimpleCookie().value_decode(sent)
-    return unquote_to_bytes(unquoted.encode("latin-1", "replace")).decode("utf-8", "replace")
 
 
 def _host_name(header: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Unpack
 
 from litestar.connection import ASGIConnection, WebSocket
@@ -13,7 +13,7 @@ from litestar.handlers import BaseRouteHandler
 
 from ..._options import HoldOptions
 from ...errors import ConfigurationError, WeblockError
-from ...keys import CheckedKey, KeyTemplate
+from ...keys import CheckedKey
 from ..asgi import RequestLease, request_locks
 from ..asgi.answers import TRY_AGAIN_LATER
 from ..kit import KeyFunction, LockSpec, name_of, problem_of, request_values
@@ -55,10 +55,13 @@ class Lock(LockSpec):
 
     def keys_of(self, connection: Connection) -> tuple[CheckedKey, ...]:
         """Return the keys of a request. Raises ``InvalidKey`` for one that cannot be made."""
-        return self.made_of(
-            lambda template: _values_of(connection, template),
-            lambda function: function(connection),
+        values_for = partial(
+            request_values,
+            path=connection.path_params,
+            query=connection.scope["query_string"].decode("latin-1"),
+            headers=lambda name: connection.headers.getall(name, []),
         )
+        return self.made_of(values_for, lambda function: function(connection))
 
 
 def lock(*keys: str | KeyFunction, **options: Unpack[HoldOptions]) -> Lock:
@@ -116,12 +119,3 @@ async def _acquire(connection: Connection, locks: list[Lock]) -> None:
     request.book.check()  # Some may have been lost while the request waited for others.
     if nearest := keys[locks[-1]]:
         scope[LEASE_KEY] = request.lease_of(request.locks, nearest)
-
-
-def _values_of(connection: Connection, template: KeyTemplate) -> Mapping[str, object]:
-    return request_values(
-        template,
-        path=connection.path_params,
-        query=connection.scope["query_string"].decode("latin-1"),
-        headers=lambda name: connection.headers.getall(name, []),
-    )

@@ -77,7 +77,12 @@ class History:
         with self._guard:
             waited = getattr(event, "waited", None)
             if waited is not None:
-                self._waited(now, waited)
+                start = now - now % SLICE
+                if not self._waits or self._waits[-1][0] != start:
+                    self._waits.append([start, 0, 0.0])
+                last = self._waits[-1]
+                last[1] += 1
+                last[2] = max(last[2], round(waited, 3))
             if type(event) in INCIDENTS:
                 self._remember(now, event)
 
@@ -92,14 +97,6 @@ class History:
         oldest = self._now() - KEPT
         with self._guard:
             return [dict(each) for each in reversed(self._incidents) if each["at"] >= oldest]
-
-    def _waited(self, now: float, waited: float) -> None:
-        start = now - now % SLICE
-        if not self._waits or self._waits[-1][0] != start:
-            self._waits.append([start, 0, 0.0])
-        last = self._waits[-1]
-        last[1] += 1
-        last[2] = max(last[2], round(waited, 3))
 
     def _remember(self, now: float, event: Event) -> None:
         """Count a repeated incident, so that it does not push out all others."""

@@ -105,19 +105,14 @@ class StatusPage:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         user = await _answer(self._authorize, scope) if self._authorize else True
-        method = scope["method"]
+        method, accept = scope["method"], ",".join(_header(scope, b"accept"))
         if not user:
             await _reply(send, 403, {"error": "this status page is not for you"})
-        elif method in ("GET", "HEAD"):
-            await self._show(scope, receive, send)
         elif method == "POST":
             await self._release(scope, receive, send, user=user)
-        else:
+        elif method not in ("GET", "HEAD"):
             await _reply(send, 405, {"error": "GET, HEAD or POST"}, allow="GET, HEAD, POST")
-
-    async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
-        accept = ",".join(_header(scope, b"accept"))
-        if "text/event-stream" in accept:
+        elif "text/event-stream" in accept:
             await self._stream(scope, receive, send)
         elif "text/html" in accept:
             headers = {"content-security-policy": self._policy}
@@ -182,7 +177,10 @@ class StatusPage:
         try:
             key, fence = _wanted(await _body(receive))
             by = f"{user if isinstance(user, str) else 'somebody'} (status page)"
-            taken = await self._take_away(key, fence, by)
+            if isinstance(self._locks, AsyncLocks):
+                taken = await take_away_async(self._locks, key, fence=fence, by=by)
+            else:
+                taken = await asyncio.to_thread(take_away, self._locks, key, fence=fence, by=by)
         except (ChangedHands, InvalidKey, ValueError) as error:
             status = 409 if isinstance(error, ChangedHands) else 400
             await _reply(send, status, {"error": str(error)})
@@ -190,11 +188,6 @@ class StatusPage:
             await _reply(send, 503, {"error": str(error)})
         else:
             await _reply(send, 200, {"released": taken is not None})
-
-    async def _take_away(self, key: str, fence: int, by: str) -> object:
-        if isinstance(self._locks, AsyncLocks):
-            return await take_away_async(self._locks, key, fence=fence, by=by)
-        return await asyncio.to_thread(take_away, self._locks, key, fence=fence, by=by)
 
 
 async def _answer(function: Authorize, scope: Scope) -> bool | str:

@@ -112,20 +112,17 @@ class RequestLayer:
             if answer is None:
                 raise
         else:
-            answer = self._instead(work.loss, outbox) if work.loss else None
+            answer = None
+            if work.loss and outbox.sent:
+                logger.error(SENT_TOO_EARLY, work.loss)
+            elif work.loss and outbox.promises:  # It would report success after a loss.
+                answer = self._answer(work.loss)
             if answer is None:
                 return outbox.finish() if body is None else body
         outbox.discard()
         body = answer(environ, outbox.start_response)
         outbox.open()
         return body
-
-    def _instead(self, loss: LeaseLost, outbox: Outbox) -> WSGIApplication | None:
-        """Return what answers in place of a response that would report success after a loss."""
-        if outbox.sent:
-            logger.error(SENT_TOO_EARLY, loss)
-            return None
-        return self._answer(loss) if outbox.promises else None
 
 
 class Work:

@@ -202,7 +202,12 @@ class Processes:
         """Run the thread: it passes on what others write, and notices deaths."""
         ours = self._ours
         while ours and not self._closed.is_set():
-            self._close_spare()
+            with self._guard:
+                if len(self._theirs) > _SPARE:  # Close those that no waiter here watches any more.
+                    bells, pairs = self._switchboard.bells, list(self._watched.items())
+                    watched = {each for owner, some in pairs if owner in bells for each in some}
+                    for process in self._theirs.keys() - watched:
+                        self._theirs.pop(process).close()
             theirs = {pipe.fileno(): process for process, pipe in list(self._theirs.items())}
             poller = select.poll()
             for fd in (ours.fileno(), *theirs):
@@ -229,14 +234,6 @@ class Processes:
                     self._switchboard.ring(owner, CheckAgain())
                 elif math.isfinite(until := float(granted[1])):
                     self._switchboard.ring(owner, Granted(int(granted[0]), until))
-
-    def _close_spare(self) -> None:
-        with self._guard:
-            if len(self._theirs) > _SPARE:
-                bells, pairs = self._switchboard.bells, list(self._watched.items())
-                watched = {each for owner, some in pairs if owner in bells for each in some}
-                for process in self._theirs.keys() - watched:
-                    self._theirs.pop(process).close()
 
     def _make_pipe(self) -> None:
         """Create our pipe. It gets its name only when it is open: before that, it looks like a death."""

@@ -50,7 +50,17 @@ def parse(url: str) -> Settings:
     theirs = options_in(query.replace("+", "%2B"), _IN_URL, engine="PostgreSQL")
     ours = {name: theirs.pop(name) for name in tuple(theirs) if name in _OPTIONS}
     place = url.partition("?")[0]
-    return settings_of(_libpq(f"{place}?{urlencode(theirs, quote_via=quote)}"), ours)
+    try:
+        libpq = conninfo_to_dict(f"{place}?{urlencode(theirs, quote_via=quote)}")
+    except psycopg.ProgrammingError:
+        libpq = None  # The error is not chained: its message quotes the URL, with the password.
+    if libpq is None:
+        raise ConfigurationError(
+            "libpq cannot read the postgresql:// URL: write"
+            " postgresql://user:password@host:port/database; a '/', '#' or '@' inside of a password"
+            " must be percent-encoded"
+        )
+    return settings_of(libpq, ours)
 
 
 def settings_of(libpq: Mapping[str, Any], options: Mapping[str, Any]) -> Settings:
@@ -64,17 +74,6 @@ def settings_of(libpq: Mapping[str, Any], options: Mapping[str, Any]) -> Setting
     fixed = {"client_encoding": "utf8", "connect_timeout": settings.connect_timeout}
     return Settings(
         settings.name, {"application_name": "weblock", **several, **libpq, **fixed}, **given
-    )
-
-
-def _libpq(url: str) -> dict[str, Any]:
-    try:
-        return conninfo_to_dict(url)
-    except psycopg.ProgrammingError:
-        pass  # Its message quotes the URL, with the password.
-    raise ConfigurationError(
-        "libpq cannot read the postgresql:// URL: write postgresql://user:password@host:port/database;"
-        " a '/', '#' or '@' inside of a password must be percent-encoded"
     )
 
 

@@ -44,7 +44,12 @@ class QuorumStore(Store):
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
         acquisition = self._engine.acquisition(claim, self._runtime.now())
-        acquisition.ticket = ticket = acquisition.ticket or await self._new_ticket()
+        if not acquisition.ticket:
+            # The servers' time in microseconds. All answers tell it, but the first caller has none.
+            if not self._engine.clocks.known:
+                await self._answers(RedisStore.clock)
+            acquisition.ticket = round(self._engine.clocks.time(self._runtime.now()) * MICRO)
+        ticket = acquisition.ticket
         for pause in (*PAUSES, 0.0):
             votes = await self._ask(
                 self._all,
@@ -108,15 +113,6 @@ class QuorumStore(Store):
         votes = await self._ask(held, question, acquisition)
         acquisition.waits(votes)
         return bool(votes.answers(Held))
-
-    async def _new_ticket(self) -> int:
-        """Return the servers' time in microseconds, which all answers tell.
-
-        The first caller in a process asks for it. Raises ``EngineUnavailable`` if no majority answers.
-        """
-        if not self._engine.clocks.known:
-            await self._answers(RedisStore.clock)
-        return round(self._engine.clocks.time(self._runtime.now()) * MICRO)
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
         def parts(together: Votes) -> list[Votes]:

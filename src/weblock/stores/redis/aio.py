@@ -169,7 +169,8 @@ class AsyncioLink(Link[tuple[asyncio.Future[Any], float]], asyncio.Protocol):
         self._outgoing.clear()
         for waiter in unanswered:
             if not waiter.done():
-                _fail(waiter, failure)
+                waiter.set_exception(failure)
+                waiter.exception()  # Looked at, lest the loop logs it where the caller was cancelled.
         self._on_end(self)
 
 
@@ -373,8 +374,3 @@ def _closed() -> Unfit:
 def _warn_if_refused(subscribed: asyncio.Future[Any]) -> None:
     if not subscribed.exception() and isinstance(subscribed.result(), Exception):
         logger.warning(NOT_RUNG, explained(subscribed.result()))
-
-
-def _fail(waiter: asyncio.Future[Any], failure: Exception) -> None:
-    waiter.set_exception(failure)
-    waiter.exception()  # Looked at, lest the loop logs it where the caller was cancelled.

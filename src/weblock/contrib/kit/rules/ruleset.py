@@ -52,9 +52,15 @@ class RuleSet:
         the whole. Raises ``ConfigurationError``, which names the rule that cannot work, also where
         one stands behind another that matches all its requests.
         """
-        named = list(_named(rules, name))
-        _refuse_hidden(named)
-        self.named = tuple(named)
+        named = tuple(_named(rules, name))
+        for number, (label, rule) in enumerate(named):
+            for before, other in named[:number]:
+                if other.hides(rule):
+                    raise ConfigurationError(
+                        f"{label}, {rule!r}, can never match: {before}, {other!r}, stands before it"
+                        " and matches all its requests. Put the narrower one first"
+                    )
+        self.named = named
         """The rules, each with what errors call it."""
         self._rules = tuple(rule for _, rule in named)
         self._by_method = {method: self._for(method) for method in METHODS}
@@ -101,7 +107,10 @@ class RuleSet:
 
 def decided(rules: Sequence[Rule], path: str, root_path: str) -> list[Match | None]:
     """Return what matches a path in each reading; the first is the path as it is written."""
-    routed = _routed(path, root_path)
+    routed = path
+    if root_path and path.startswith(root_path):
+        rest = path[len(root_path) :]
+        routed = rest if rest[:1] in ("", "/") else path  # As Starlette computes it.
     readings = [_first(rules, [routed, _other_form(routed)]), *_of_tidied(rules, routed)]
     if root_path and routed == path and root_path in path:
         # Litestar removes the root path wherever it stands, with all that is before it.
@@ -165,26 +174,6 @@ def agreed(readings: Sequence[Match | None], path: str) -> Match | None:
             f" {two} is about it as another router may read it"
         )
     return None if written is None or written.rule.exempt else written
-
-
-def _routed(path: str, root_path: str) -> str:
-    """Return the path below ``root_path``, as Starlette computes it."""
-    if not root_path or not path.startswith(root_path):
-        return path
-    rest = path[len(root_path) :]
-    return rest if rest[:1] in ("", "/") else path
-
-
-def _refuse_hidden(named: Iterable[tuple[str, Rule]]) -> None:
-    earlier: list[tuple[str, Rule]] = []
-    for name, rule in named:
-        for before, other in earlier:
-            if other.hides(rule):
-                raise ConfigurationError(
-                    f"{name}, {rule!r}, can never match: {before}, {other!r}, stands before it and"
-                    " matches all its requests. Put the narrower one first"
-                )
-        earlier.append((name, rule))
 
 
 # Rules from plain data: TOML, JSON in the environment, a framework's settings.
