@@ -189,7 +189,16 @@ def _of_rest(request: HttpRequest, problem: Problem, error: WeblockError) -> Htt
     Return problem details if the handler does not handle the error, or would report success: no
     work was done.
     """
-    refusal = _rest_exception(problem, error)
+    from rest_framework.exceptions import APIException, ErrorDetail  # As above.
+
+    members = {"detail": problem.detail, "code": problem.code, "title": problem.title}
+    refusal = APIException(problem.detail, problem.code)
+    refusal.status_code = int(problem.status)
+    refusal.detail = {
+        name: ErrorDetail(str(value), problem.code)
+        for name, value in {**members, **problem.more}.items()
+    }
+    refusal.__cause__ = error
     try:
         response = _handled_by_rest(request, refusal)
     except type(refusal) as raised:
@@ -212,26 +221,3 @@ def _handled_by_rest(request: HttpRequest, error: Exception) -> HttpResponse:
     response = view.finalize_response(view.request, view.handle_exception(error))
     made: HttpResponse = response.render() if hasattr(response, "render") else response
     return made
-
-
-def _rest_exception(problem: Problem, error: WeblockError) -> Exception:
-    """Return an exception for handlers of REST framework, caused by the error of weblock."""
-    from rest_framework.exceptions import (  # As above.
-        APIException,
-        ErrorDetail,
-    )
-
-    members = {
-        "detail": problem.detail,
-        "code": problem.code,
-        "title": problem.title,
-        **problem.more,
-    }
-    refusal = APIException(problem.detail, problem.code)
-    refusal.status_code = int(problem.status)
-    refusal.detail = {
-        name: ErrorDetail(str(value), problem.code) for name, value in members.items()
-    }
-    refusal.__cause__ = error
-    found: Exception = refusal
-    return found

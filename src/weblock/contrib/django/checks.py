@@ -97,15 +97,6 @@ def _beneath(routed: RoutedView) -> Iterator[str]:
         yield f"{function.__module__}.{function.__qualname__}"
 
 
-def _undecorated() -> Iterator[tuple[RoutedView, ViewLock]]:
-    """Return the views, and methods of views, in whose place ``@lock`` without a key has put itself."""
-    for routed in routed_views():
-        cls = class_of(routed.view)
-        methods = (getattr(cls, name, None) for name in View.http_method_names)
-        for lock in filter(None, map(undecorated_lock, (routed.view, *methods))):
-            yield routed, lock
-
-
 def check_settings(**_kwargs: object) -> list[CheckMessage]:
     """Check that ``WEBLOCK`` is valid."""
     try:
@@ -149,14 +140,19 @@ def check_middleware(**_kwargs: object) -> list[CheckMessage]:
 
 def check_views(**_kwargs: object) -> list[CheckMessage]:
     """Check that each ``@lock`` has a key, its alias in the settings and its values in the URL."""
-    found: list[CheckMessage] = [
-        Error(
-            f"@lock is used without a key: {lock!r} serves the URL {routed.route!r}.",
-            hint='Write @lock("create_item").',
-            id="weblock.E008",
-        )
-        for routed, lock in _undecorated()
-    ]
+    found: list[CheckMessage] = []
+    for routed in routed_views():
+        # ``@lock`` without a key stands in the place of the view, or of a method.
+        cls = class_of(routed.view)
+        methods = (getattr(cls, name, None) for name in View.http_method_names)
+        found += [
+            Error(
+                f"@lock is used without a key: {lock!r} serves the URL {routed.route!r}.",
+                hint='Write @lock("create_item").',
+                id="weblock.E008",
+            )
+            for lock in filter(None, map(undecorated_lock, (routed.view, *methods)))
+        ]
     atomic = [routed for routed in routed_views() if _is_atomic(routed.view)]
     if late := {name for routed in atomic for name in _beneath(routed)}:
         text = f"@lock on {_some(late)} is refused at each request: with ATOMIC_REQUESTS, the"
@@ -276,7 +272,18 @@ def listed(asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
     Raises ``ConfigurationError`` for a request that no URL of the project matches.
     """
     if asked:
-        yield from _locked_by(asked)
+        try:
+            with translation.override(translation.get_language_from_path(asked.path)):
+                served = resolve(asked.path)
+        except Resolver404 as error:
+            raise ConfigurationError(
+                f"no URL of the project matches {asked.path!r:.200}"
+            ) from error
+        for rules in _readable_rules():
+            if first := next((each for each in rules if each.takes(asked.method, served)), None):
+                yield _listed(f"{first.label}: {first.about}", first.lock)
+        for lock in locks_of(served.func, asked.method):
+            yield _listed(f"{served.view_name} at {served.route!r}", lock)
         return
     for routed, lock, _ in marked_views():
         yield _listed(f"{routed.dotted} at {routed.route!r}", lock)
@@ -285,19 +292,6 @@ def listed(asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
     for message in run_checks(tags=["weblock"]):
         if message.level >= WARNING and not message.is_silenced():
             yield ConfigurationError(f"{message.msg} {message.hint or ''} ({message.id})")
-
-
-def _locked_by(asked: Asked) -> Iterator[Locked]:
-    try:
-        with translation.override(translation.get_language_from_path(asked.path)):
-            found = resolve(asked.path)
-    except Resolver404 as error:
-        raise ConfigurationError(f"no URL of the project matches {asked.path!r:.200}") from error
-    for rules in _readable_rules():
-        if rule := next((each for each in rules if each.takes(asked.method, found)), None):
-            yield _listed(f"{rule.label}: {rule.about}", rule.lock)
-    for lock in locks_of(found.func, asked.method):
-        yield _listed(f"{found.view_name} at {found.route!r}", lock)
 
 
 def _listed(what: str, lock: ViewLock | None) -> Locked:

@@ -183,7 +183,11 @@ def hold_until_end(
         missing = book.missing(own, missing)
     if missing:
         watch(connection)  # It may have been opened before weblock was imported.
-        _watch_rollbacks(connection)
+        if connection not in _until_end:  # A rollback itself releases what it drops.
+            _until_end[connection] = WeakSet()
+            for name in ("rollback", "savepoint_rollback", "close"):
+                method = getattr(connection, name)
+                setattr(connection, name, partial(_roll_back, connection, method))
         token = _ends_with_transaction.set(True)
         try:
             lease = own.acquire(*missing, **options)
@@ -245,17 +249,6 @@ def _commit(connection: Any, commit: Callable[[], None]) -> None:
         checked.written_to.discard(connection)
     for each in until_end(connection):  # Before other hooks, any of which may raise.
         each()
-
-
-def _watch_rollbacks(connection: Any) -> None:
-    """Have a rollback itself release what it drops.
-
-    Only connections on which something is held need it.
-    """
-    if connection not in _until_end:
-        _until_end[connection] = WeakSet()
-        for name in ("rollback", "savepoint_rollback", "close"):
-            setattr(connection, name, partial(_roll_back, connection, getattr(connection, name)))
 
 
 def _roll_back(connection: Any, roll_back: Callable[..., None], *savepoint: str) -> None:

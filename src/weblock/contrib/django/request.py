@@ -193,7 +193,9 @@ class ViewLeases(RequestLeases[BaseLease]):
             for lock in of:
                 wanted[lock] = await lock.keys_of(self.request, values, call)
             if any(wanted.values()):
-                await self._prepare(of[0].alias)
+                await call(prepare_connections, self.request)
+                if not self.book.keys:
+                    await call(_read_body, self.request, of_alias(of[0].alias).body_wait)
             each_of = [(lock, faces[lock.alias], keys) for lock, keys in wanted.items()]
             self._refuse_keys_of_outer(each_of)
             for lock, face, missing in self.book.in_turn(each_of):
@@ -224,12 +226,6 @@ class ViewLeases(RequestLeases[BaseLease]):
             rows := kept_rows((*vars(self.request).values(), *values.values(), *given))
         ):
             await call(read_again, rows)
-
-    async def _prepare(self, alias: str) -> None:
-        """Do what comes before the first key: look at the connections, and read the body."""
-        await self.call(prepare_connections, self.request)
-        if not self.book.keys:
-            await self.call(_read_body, self.request, of_alias(alias).body_wait)
 
     def _refuse_keys_of_outer(
         self, wanted: Sequence[tuple[ViewLock, BaseLocks, Sequence[CheckedKey]]]

@@ -186,7 +186,12 @@ def locks_of(view: Callable[..., Any], method: str | None) -> tuple[ViewLock, ..
     These are ``dispatch``, and the handler or the action, each as the class and as its bases define it.
     """
     found: dict[ViewLock, None] = {}
-    for each in _called(view):
+    called = [view]
+    while isinstance(called[-1], functools.partial):
+        called.append(called[-1].func)
+    if not inspect.isroutine(called[-1]):
+        called.append(type(called[-1]).__call__)
+    for each in called:
         found.update(dict.fromkeys(marks_of(each)))
         if cls := class_of(each):
             name = _handler(cls, getattr(each, "actions", None), (method or "get").lower())
@@ -200,16 +205,6 @@ def class_of(view: object) -> type | None:
     """Return the class of a class-based view, of Django or of REST framework."""
     found: type | None = getattr(view, "view_class", None) or getattr(view, "cls", None)
     return found
-
-
-def _called(view: Any) -> Iterator[object]:
-    """Return the view, the function of a ``partial``, and the ``__call__`` of an object."""
-    yield view
-    while isinstance(view, functools.partial):
-        view = view.func
-        yield view
-    if not inspect.isroutine(view):
-        yield type(view).__call__
 
 
 def _handler(cls: type, actions: dict[str, str] | None, method: str) -> str:
@@ -448,9 +443,15 @@ class Rules:
 
     def __init__(self, given: object, *, alias: str) -> None:
         """Read the rules. Raises ``ConfigurationError``, which names a rule that cannot work."""
-        name = f"WEBLOCK[{alias!r}]['RULES']"
+        name, entries = f"WEBLOCK[{alias!r}]['RULES']", given
+        if isinstance(given, list | tuple):
+            entries = {str(number): entry for number, entry in enumerate(given)}
+        if not isinstance(entries, Mapping):
+            raise ConfigurationError(
+                f"{name} is {given!r:.80}: give a list of rules, or a mapping of names to rules"
+            )
         self._rules = tuple(
-            _view_rule(f"{name}.{label}", entry, alias) for label, entry in _entries(given, name)
+            _view_rule(f"{name}.{label}", entry, alias) for label, entry in entries.items()
         )
 
     def __iter__(self) -> Iterator[ViewRule]:
@@ -487,17 +488,6 @@ class ViewRule:
         return (self.methods is None or method in self.methods) and self.covers(resolved)
 
 
-def _entries(given: object, name: str) -> Iterator[tuple[str, object]]:
-    if isinstance(given, Mapping):
-        yield from given.items()
-    elif isinstance(given, list | tuple):
-        yield from ((str(number), entry) for number, entry in enumerate(given))
-    else:
-        raise ConfigurationError(
-            f"{name} is {given!r:.80}: give a list of rules, or a mapping of names to rules"
-        )
-
-
 def _view_rule(label: str, entry: Any, alias: str) -> ViewRule:
     if not isinstance(entry, Mapping):
         raise ConfigurationError(f"{label} is {entry!r:.80}: give a dict with view and key, say")
@@ -505,21 +495,20 @@ def _view_rule(label: str, entry: Any, alias: str) -> ViewRule:
         raise ConfigurationError(
             f"{label} has {strange[0]!r:.80}, which no rule has; there is {', '.join(_FIELDS)}"
         )
-    options: Any = {name: entry[name] for name in _OPTIONS if name in entry}
-    methods = entry.get("methods")
     try:
         return ViewRule(
             label,
             ", ".join(f"{name} {entry[name]!r}" for name in _SELECTORS if name in entry),
             _condition(entry),
-            methods_of(methods),
-            _lock(entry, alias, options),
+            methods_of(entry.get("methods")),
+            _lock(entry, alias),
         )
     except ConfigurationError as error:
         raise ConfigurationError(f"{label}: {error}") from error
 
 
-def _lock(entry: Mapping[str, Any], alias: str, given: HoldOptions) -> ViewLock | None:
+def _lock(entry: Mapping[str, Any], alias: str) -> ViewLock | None:
+    given: Any = {name: entry[name] for name in _OPTIONS if name in entry}
     key, exempt, guard = entry.get("key", ()), entry.get("exempt", False), entry.get("guard")
     keys = key if isinstance(key, list | tuple) else [key]
     if wrong := [each for each in keys if not (isinstance(each, str) or callable(each))]:
