@@ -26,9 +26,8 @@ from weblock._core.ports import Pulse
 from weblock._core.table import Claim, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores.memcached import open_engine
-from weblock.stores.memcached.engine import MemcachedEngine
+from weblock.stores.memcached.engine import LONGEST_PAUSE, MemcachedEngine, Poller
 from weblock.stores.memcached.items import ItemCells
-from weblock.stores.memcached.poller import LONGEST_PAUSE, Poller
 from weblock.stores.memcached.server import Client, begin_generation
 
 LONG = 60.0

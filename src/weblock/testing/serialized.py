@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from .report import report, told
-from .sections import Sections, Watch, most_at_once, watch_function
+from .sections import Section, Sections, Watch, most_at_once, overlapping, watch_function
 
 R = TypeVar("R")
 
 MORE: Final = 4
 """Calls beyond the limit."""
+
+WIDTH: Final = 40
+"""Characters of a time line."""
+
+MOST_PAIRS: Final = 10
 
 
 def assert_serialized(
@@ -115,3 +120,38 @@ def _judged(sections: Sections, outcomes: Sequence[R | BaseException], limit: in
             " assert_serialized and a blocking client"
         )
     return [each for each in outcomes if not isinstance(each, BaseException)]
+
+
+def report(sections: list[Section], outcomes: Sequence[Any], limit: int) -> str:
+    """Return how many were inside at once, and which, with a time line of each."""
+    more = f", and limit={limit} allows {limit}" if limit > 1 else ""
+    inside = f"{most_at_once(sections)} were inside at once{more}."
+    lines = [f"{len(outcomes)} concurrent calls were not serialized: {inside}"]
+    start = sections[0].enter
+    ends = [each.enter if each.leave is None else each.leave for each in sections]
+    step = (max(ends) - start) / WIDTH or 1.0
+    for number, (section, end) in enumerate(zip(sections, ends, strict=True), 1):
+        first = min(WIDTH - 1, int((section.enter - start) / step))
+        last = min(WIDTH - 1, int((end - start) / step))
+        bar = f"{'#' * (last - first + 1):>{last + 1}}"
+        lines.append(
+            f"{number:>4} [{bar:<{WIDTH}}] {section.enter - start:.3f} to {end - start:.3f} s,"
+            f" {section.thread.name}"
+        )
+    pairs = [f"{one} with {other}" for one, other in overlapping(sections)]
+    if len(pairs) > MOST_PAIRS:
+        pairs[MOST_PAIRS:] = [f"and {len(pairs) - MOST_PAIRS} more pairs"]
+    return "\n".join([*lines, f"overlapping: {', '.join(pairs)}", told(outcomes)])
+
+
+def told(outcomes: Sequence[Any]) -> str:
+    """Return what the callers got."""
+    counted = Counter(map(_outcome, outcomes))
+    return f"outcomes: {', '.join(f'{count} x {what}' for what, count in counted.items())}"
+
+
+def _outcome(outcome: Any) -> str:
+    if isinstance(outcome, BaseException):
+        return f"{type(outcome).__name__}: {outcome}"[:200]
+    status = getattr(outcome, "status_code", getattr(outcome, "status", None))
+    return f"status {status}" if isinstance(status, int) else f"{outcome!r:.80}"

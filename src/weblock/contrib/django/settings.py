@@ -323,8 +323,24 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
     def __getitem__(self, alias: str) -> L:
         """Return the locks of an alias; raise ``ConfigurationError`` if it is unknown or invalid."""
         given = of_alias(alias)
-        found = self._made.get(given.identity)
-        return self._make_once(given) if found is None else found
+        if (found := self._made.get(given.identity)) is not None:
+            return found
+        if getpid() != process.pid:
+            enter_child()
+        with self._guard.lock:
+            if given.identity in self._made:
+                return self._made[given.identity]
+            own: Any = given.options.get("observers", ())
+            options = given.options.copy()
+            try:
+                observers = [*as_observers(own), announcing(self._face, given.alias)]
+                if issubclass(self._face, Locks):  # Tasks have no transactions of Django's.
+                    observers.append(Observer(warn_of_transaction, only=[Acquired], immediate=True))
+                options["observers"] = observers
+                made = self._made[given.identity] = self._face.from_url(given.url, **options)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"WEBLOCK[{given.alias!r}]: {error}") from error
+            return made
 
     def __iter__(self) -> Iterator[str]:
         return iter(aliases())
@@ -347,24 +363,6 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
             made = self._made.pop(of_alias(alias).identity, None)
         if made is not None:
             close(made)
-
-    def _make_once(self, given: AliasSettings) -> L:
-        if getpid() != process.pid:
-            enter_child()
-        with self._guard.lock:
-            if given.identity in self._made:
-                return self._made[given.identity]
-            own: Any = given.options.get("observers", ())
-            options = given.options.copy()
-            try:
-                observers = [*as_observers(own), announcing(self._face, given.alias)]
-                if issubclass(self._face, Locks):  # Tasks have no transactions of Django's.
-                    observers.append(Observer(warn_of_transaction, only=[Acquired], immediate=True))
-                options["observers"] = observers
-                made = self._made[given.identity] = self._face.from_url(given.url, **options)
-            except ConfigurationError as error:
-                raise ConfigurationError(f"WEBLOCK[{given.alias!r}]: {error}") from error
-            return made
 
 
 locks = LocksByAlias(Locks)

@@ -7,6 +7,8 @@ of FastAPI could tell which value it reads, a key function is to be written, whi
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -21,8 +23,8 @@ from pydantic import BaseModel
 
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate, Source
-from ..kit import sent_value
-from .endpoint import interruptible
+from ..asgi import AsyncRequestLocks
+from ..kit import innermost, sent_value
 
 
 class Declared(NamedTuple):
@@ -161,6 +163,49 @@ def _classes(annotation: Any) -> Iterator[Any]:
 
 def _is_a(kind: Any, classes: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, classes)
+
+
+def interruptible(endpoint: Any) -> Any:
+    """Return a coroutine function as one that a request can cancel when its lease is lost, and others as they are.
+
+    FastAPI has no hook between an endpoint and the dependencies around it. What these do must not be
+    interrupted, for a commit that was sent is not undone. So the first request of a route replaces the
+    endpoint in ``dependant.call``, where FastAPI finds it after it has solved the dependencies.
+
+    To cancel the task that waits for a thread does not stop the thread, and a stream is cancelled as
+    such. An endpoint that is cancelled raises ``LeaseLost``, so that the dependencies around it roll
+    back as they do for any error, and its task is cancelled no more.
+    """
+    function = endpoint
+    while isinstance(function, functools.partial):
+        function = function.func
+    called = function if inspect.isroutine(function) else type(function).__call__
+    if not inspect.iscoroutinefunction(called):
+        return endpoint
+
+    @functools.wraps(endpoint, updated=())
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        task = asyncio.current_task()
+        request = innermost(AsyncRequestLocks, for_application=True)
+        if task is None or request is None:
+            return await endpoint(*args, **kwargs)
+        if request.lost:  # While a dependency ran, which nothing interrupts.
+            request.check_done()
+        cancelled_before = task.cancelling()
+        request.endpoints.append(task)
+        try:
+            return await endpoint(*args, **kwargs)
+        except asyncio.CancelledError:
+            # The dependencies around it roll back for an error, and a server cancels for another reason.
+            if request.interrupted and request.lost and task.cancelling() - 1 <= cancelled_before:
+                request.check_done()
+            raise
+        finally:
+            request.endpoints.remove(task)
+            if request.interrupted and task.cancelling() > cancelled_before:
+                task.uncancel()
+
+    return call
 
 
 class Known(dict[str, list[Wanted]]):

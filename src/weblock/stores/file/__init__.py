@@ -3,7 +3,6 @@
 - ``directory``: where the leases are, and which directories are rejected.
 - ``records``: the files with the states of the keys, and the lock of each file.
 - ``processes``: how processes wake one another, and notice the death of another.
-- ``marks``: what is recorded as done.
 - ``checks``: what an operator should know of the directory.
 
 A process opens a directory when it first locks something, and keeps it open (``OpenDirectory``). An operation
@@ -17,12 +16,15 @@ operation, and goes on in the directory that its path names then, under another 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final, NoReturn
 from urllib.parse import unquote
 
@@ -30,12 +32,13 @@ from ..._core.ports import CheckAgain, Engine, Granted, Runtime, Store, Switchbo
 from ..._platform.forks import reset_after_fork
 from ..._platform.logs import logger
 from ...errors import ConfigurationError, EngineUnavailable
+from .. import marks
 from ..cells import CellStore, Done, Transition
 from ..findings import Finding, Level
 from ..transport.backoff import spread
 from ..transport.options import flag, options_in
 from ..url import shown
-from . import checks, marks
+from . import checks
 from .directory import Directory, lacks_descriptors
 from .processes import Processes
 from .records import FILES, Changes, RecordFile, Visit, file_of
@@ -244,6 +247,11 @@ class OpenDirectory:
         self.directory.close()
 
 
+def _folder_of(directory: str, key: str) -> Path:
+    """Return the folder of a key's marks: empty files, which a reboot and a crash leave as they are."""
+    return Path(directory, f"done-{marks.hash_of(key)[:2]}")
+
+
 class _RecordCells:
     """The record files as cells."""
 
@@ -284,15 +292,38 @@ class _RecordCells:
 
     async def mark(self, key: str, keep: float | None) -> None:
         try:
-            marks.put(self._directory(), key, keep)
+            directory = self._directory()
+            folder = _folder_of(directory, key)
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o700)  # Whatever the umask is.
+            former, now = os.listdir(folder), time.time()
+            if keep != 0:
+                (folder / marks.new_name(key, keep, now)).touch(0o600)
+            for each in marks.replaced(former, key, now):
+                (folder / each).unlink(missing_ok=True)
+            for place in (folder, directory):
+                descriptor = os.open(place, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
         except OSError as error:
             self._engine.fail(error)
 
     async def marked(self, key: str) -> bool:
         try:
-            return marks.has(self._directory(), key)
+            folder = _folder_of(self._directory(), key)
+            end, mark = marks.last_of(os.listdir(folder), key)
+        except FileNotFoundError:
+            return False
         except OSError as error:
             self._engine.fail(error)
+        if end <= time.time():
+            return False
+        # Programs that clean /tmp spare what was just touched.
+        with contextlib.suppress(OSError):
+            os.utime(folder / mark)
+        return True
 
     def _directory(self) -> str:
         """Return the path of our directory. Where it names another one by now, that is opened first."""

@@ -1,7 +1,7 @@
 """``memcached://``: leases on one memcached. A key is an item, which is replaced as a whole.
 
 ``engine`` is what one process has of the server. ``items`` reads and replaces items, and says what times
-of other machines mean; ``poller`` polls for waiters, because memcached cannot notify them; ``server``
+of other machines mean; ``engine`` polls for waiters, because memcached cannot notify them; ``server``
 says whether a server is fit for locks, and whether it has lost its data.
 """
 

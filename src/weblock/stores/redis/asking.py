@@ -175,14 +175,28 @@ class Lookup:
         self._failure: Exception | None = None
 
     def ready(self) -> bool:
-        """Return whether what is known can be used."""
+        """Return whether what is known can be used. If it is old, look again in the background."""
         now = time.monotonic()
         if not self._known or (self._doubted and now >= self._again_at):
             return False
         age = now - self._asked_at
         if age < self._every:
             return True
-        return age < self._stale and self._look_in_background()
+        if age >= self._stale:
+            return False
+        if self._looking:
+            return True
+        # Others need not begin the same.
+        asked_at, self._asked_at = self._asked_at, time.monotonic()
+        try:
+            in_background(self._look_quietly, "looking")
+        except RuntimeError:
+            self._asked_at = asked_at
+            return running_loop() is not None  # A caller that looked would stop the event loop.
+        except BaseException:  # A signal handler's, say.
+            self._asked_at = asked_at
+            raise
+        return True
 
     def doubt(self) -> None:
         """Make the next caller look again, unless a lookup has failed just now."""
@@ -223,22 +237,6 @@ class Lookup:
             if helped:  # Or nobody has doubted what was known: the next doubt counts as the first.
                 self._backoff.reset()
             self._again_at = time.monotonic() + self._backoff.next()
-
-    def _look_in_background(self) -> bool:
-        """Start a lookup in the background; return whether the caller need not look by itself."""
-        if self._looking:
-            return True
-        # Others need not begin the same.
-        asked_at, self._asked_at = self._asked_at, time.monotonic()
-        try:
-            in_background(self._look_quietly, "looking")
-        except RuntimeError:
-            self._asked_at = asked_at
-            return running_loop() is not None  # A caller that looked would stop the event loop.
-        except BaseException:  # A signal handler's, say.
-            self._asked_at = asked_at
-            raise
-        return True
 
     def _look_quietly(self) -> None:
         try:
