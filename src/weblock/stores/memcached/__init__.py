@@ -1,8 +1,8 @@
 """``memcached://``: leases on one memcached. A key is an item, which is replaced as a whole.
 
-``engine`` is what one process has of the server. ``items`` reads and replaces items, and says what times
-of other machines mean; ``engine`` polls for waiters, because memcached cannot notify them; ``server``
-says whether a server is fit for locks, and whether it has lost its data.
+``engine`` is what one process has of the server, and polls for waiters, because memcached cannot notify
+them. ``items`` reads and replaces items, and says what times of other machines mean. ``server`` says
+whether a server is fit for locks, and whether it has lost its data.
 """
 
 from __future__ import annotations
