@@ -92,7 +92,17 @@ class Inbox:
                     self._patience = Patience(self.body_wait)
                 await self._until_more(None if self._whole else self._patience, self._over)
             elif self._pending is None:
-                self._ahead.append(await self._directly())
+                # What waits for a disconnect meanwhile waits for this read.
+                self._reading = True
+                try:
+                    message = await self._receive()
+                    self._note(message)
+                finally:
+                    self._reading = False
+                    if self._direct:
+                        self._direct.set_result(None)
+                        self._direct = None
+                self._ahead.append(message)
             else:
                 await self._until_more()
         message = self._ahead.popleft()
@@ -251,19 +261,6 @@ class Inbox:
             if self._whole:
                 self.end_stream()  # What still listens hears a disconnect.
             self._pending.cancel()
-
-    async def _directly(self) -> Message:
-        """Read for the application; what waits for a disconnect meanwhile waits for this read."""
-        self._reading = True
-        try:
-            message = await self._receive()
-            self._note(message)
-        finally:
-            self._reading = False
-            if self._direct:
-                self._direct.set_result(None)
-                self._direct = None
-        return message
 
     async def _until_more(
         self, patience: Patience | None = None, over: asyncio.Future[None] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -95,10 +94,19 @@ class LockAdmin(_Shown):
         if not self.has_view_permission(request):
             raise PermissionDenied
         prefix = request.GET.get("q", "")
+        sections: list[AliasTable] = []
+        for alias in locks:
+            engine = ""
+            try:
+                engine = locks[alias].engine
+                rows = [_row(info) for info in locks[alias].list(prefix, limit=LIMIT)]
+                sections.append(AliasTable(alias, engine, rows))
+            except WeblockError as error:
+                sections.append(AliasTable(alias, engine, [], str(error)))
         context = {
             "title": "Locks that are held or waited for",
             "prefix": prefix,
-            "sections": list(_sections(prefix)),
+            "sections": sections,
             "may_release": self.has_release_permission(request),
             **(extra_context or {}),
         }
@@ -160,17 +168,6 @@ class FenceAdmin(_Shown):
     ordering: Any = ("-raised_at",)
     fields: Any = list_display
     readonly_fields: Any = list_display
-
-
-def _sections(prefix: str) -> Iterator[AliasTable]:
-    for alias in locks:
-        engine = ""
-        try:
-            engine = locks[alias].engine
-            rows = [_row(info) for info in locks[alias].list(prefix, limit=LIMIT)]
-            yield AliasTable(alias, engine, rows)
-        except WeblockError as error:
-            yield AliasTable(alias, engine, [], str(error))
 
 
 def _row(info: KeyInfo) -> KeyRow:

@@ -123,7 +123,24 @@ def check_middleware(**_kwargs: object) -> list[CheckMessage]:
     """Check that the middleware is installed, and last, if something needs it."""
     found = [number for number, path in enumerate(settings.MIDDLEWARE) if _is_ours(path)]
     if not found:
-        return list(_without_middleware())
+        missing: list[CheckMessage] = []
+        hint = f"Put {MIDDLEWARE!r} last into MIDDLEWARE."
+        if _readable_rules():
+            text = "WEBLOCK has RULES, which do nothing without LockMiddleware."
+            missing.append(Error(text, hint=hint, id="weblock.E002"))
+        marked = list(marked_views())
+        if refused := {each.routed.dotted for each in marked if each.atomic}:
+            text = (
+                f"@lock on {_some(refused)} is refused at each request: with ATOMIC_REQUESTS, the"
+            )
+            text = f"{text} transaction begins before the lock."
+            missing.append(Error(text, hint=hint, id="weblock.E003"))
+        if served := {each.routed.dotted for each in marked if not each.atomic}:
+            text = (
+                f"@lock on {_some(served)} takes the lock inside the view, after other decorators."
+            )
+            missing.append(Caution(text, hint=hint, id="weblock.W003"))
+        return missing
     if found == [len(settings.MIDDLEWARE) - 1]:
         return []
     after = settings.MIDDLEWARE[found[-1] + 1 :]
@@ -411,20 +428,6 @@ def _spellings(what: str, spellings: Iterable[tuple[str, str]]) -> Iterator[Chec
             f" <int:{name}> in the URL. {{{name}:str}} says that each spelling is another thing.",
             id="weblock.W006",
         )
-
-
-def _without_middleware() -> Iterator[CheckMessage]:
-    hint = f"Put {MIDDLEWARE!r} last into MIDDLEWARE."
-    if _readable_rules():
-        text = "WEBLOCK has RULES, which do nothing without LockMiddleware."
-        yield Error(text, hint=hint, id="weblock.E002")
-    marked = list(marked_views())
-    if refused := {each.routed.dotted for each in marked if each.atomic}:
-        text = f"@lock on {_some(refused)} is refused at each request: with ATOMIC_REQUESTS, the"
-        yield Error(f"{text} transaction begins before the lock.", hint=hint, id="weblock.E003")
-    if served := {each.routed.dotted for each in marked if not each.atomic}:
-        text = f"@lock on {_some(served)} takes the lock inside the view, after other decorators."
-        yield Caution(text, hint=hint, id="weblock.W003")
 
 
 def _some(names: set[str]) -> str:

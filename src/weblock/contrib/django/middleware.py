@@ -288,7 +288,16 @@ async def _serve(
 
     In a thread, nothing of this suspends.
     """
-    request = _request_of(view, args, kwargs)
+    # The request is the first argument, or the second of a method.
+    for each in (*args[:2], kwargs.get("request")):
+        request = getattr(each, "_request", each)  # Django REST framework wraps it.
+        if isinstance(request, HttpRequest):
+            break
+    else:
+        raise TypeError(
+            f"@lock found no request among the arguments of {view!r}: it decorates views, and other"
+            ' functions hold their locks with locks["default"].hold'
+        )
     wanted, run = together[0], partial(view, *args, **kwargs)
     if wanted.methods and request.method not in wanted.methods:
         response = run()
@@ -351,15 +360,3 @@ def _instance_of(view: Callable[..., Any], args: tuple[Any, ...]) -> object:
     """Return the instance whose method is decorated, or else the first argument."""
     bound = getattr(view, "func", view)  # method_decorator hands over a partial of it.
     return getattr(bound, "__self__", args[0] if args else None)
-
-
-def _request_of(view: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> HttpRequest:
-    """Return the request: the first argument, or the second of a method."""
-    for each in (*args[:2], kwargs.get("request")):
-        request = getattr(each, "_request", each)  # Django REST framework wraps it.
-        if isinstance(request, HttpRequest):
-            return request
-    raise TypeError(
-        f"@lock found no request among the arguments of {view!r}: it decorates views, and other"
-        ' functions hold their locks with locks["default"].hold'
-    )

@@ -222,6 +222,10 @@ class Known(dict[str, list[Wanted]]):
         return wanted
 
 
+_RECEIVED: Final = {"path": "path_params", "query": "query_params", "cookie": "cookies"}
+"""The attributes of a connection that have the values of each kind."""
+
+
 def values_for(
     template: KeyTemplate, *, connection: HTTPConnection, known: Known
 ) -> Mapping[str, object]:
@@ -253,21 +257,14 @@ def values_for(
             if text is not None:
                 value, errors = parameter.validate(text, {}, loc=(source.kind, source.name))
             if text is None or errors:
-                value = _as_endpoint(parameter, source.kind, connection)
+                # What an endpoint is given that was not sent, or what FastAPI raises for it.
+                received: Any = getattr(connection, _RECEIVED.get(source.kind, "headers"))
+                solved, wrong = request_params_to_args([parameter], received)
+                if wrong:
+                    if connection.scope["type"] == "websocket":
+                        raise WebSocketRequestValidationError(wrong)
+                    raise RequestValidationError(wrong)
+                value = solved[parameter.name]
         if parameter or value is not None:  # An endpoint may declare that a value is optional.
             values[name] = value
     return values
-
-
-def _as_endpoint(parameter: Any, kind: str, connection: HTTPConnection) -> object:
-    """Return what an endpoint is given that was not sent, or raise what FastAPI raises for it."""
-    received: Any = getattr(
-        connection,
-        {"path": "path_params", "query": "query_params", "cookie": "cookies"}.get(kind, "headers"),
-    )
-    values, errors = request_params_to_args([parameter], received)
-    if errors:
-        is_websocket = connection.scope["type"] == "websocket"
-        raise (WebSocketRequestValidationError if is_websocket else RequestValidationError)(errors)
-    value: object = values[parameter.name]
-    return value

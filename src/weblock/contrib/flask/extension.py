@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import getpass
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar, Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+import click
 from flask import Flask, Response, has_request_context, request
 
+from ... import operating
 from ..._options import Duration, HoldOptions, LocksOptions, seconds
 from ..._platform.forks import enter_child, getpid, process
 from ...errors import ConfigurationError, WeblockError
@@ -31,7 +35,6 @@ from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, LOCK_WAIT, GuardKind, re
 from ..kit.idempotency import HEADER, KEEP, MAX_ANSWERS, MAX_BODY, IdempotencySpec
 from ..wsgi import RequestLayer, Rewrite
 from ..wsgi.layer import Answer, respond_with
-from .commands import commands
 from .database import Database
 from .idempotency import decorated_once
 from .views import (
@@ -346,3 +349,68 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
         refuse_unfillable(found)
     except ConfigurationError as error:
         yield error
+
+
+# Commands: ``flask weblock list``, ``show KEY``, ``release KEY``.
+
+
+class _StillHeld(click.ClickException):
+    exit_code = operating.STILL_HELD
+
+
+class _Group(click.Group):
+    """Reports the errors of weblock as click does."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (WeblockError, operating.NotReleased) as error:
+            still = isinstance(error, operating.NotReleased) and error.still_held
+            raise (_StillHeld if still else click.ClickException)(str(error)) from error
+
+
+def commands(locks: Locks) -> click.Group:
+    """Return the commands of an application with these locks."""
+    as_json = click.option("--json", "as_json", is_flag=True, help="For programs.")
+
+    @click.group("weblock", cls=_Group)
+    def group() -> None:
+        """Show who holds keys and who waits, and release keys by force."""
+
+    @group.command("list")
+    @click.argument("prefix", default="")
+    @click.option("--limit", default=operating.MOST, show_default=True, help="At most so many.")
+    @as_json
+    def listing(prefix: str, limit: int, *, as_json: bool) -> None:
+        """List the keys that are held or waited for; only those that begin with PREFIX."""
+        infos = locks.list(prefix, limit=limit)
+        click.echo(operating.listed(infos, as_json=as_json))
+        if len(infos) == limit:
+            click.echo(operating.more_than(limit), err=True)
+
+    @group.command("show")
+    @click.argument("key")
+    @as_json
+    def show(key: str, *, as_json: bool) -> None:
+        """Show who holds KEY, and who waits for it, in the order of their turn."""
+        click.echo(operating.shown(key, locks.inspect(key), as_json=as_json))
+
+    @group.command("release")
+    @click.argument("key")
+    @click.option("--force", is_flag=True, help="Do not ask.")
+    @click.option("--gently", is_flag=True, help="Ask the holder to release it, and wait for that.")
+    @click.option("--timeout", default=operating.GENTLY, help="Seconds to wait with --gently.")
+    def release(key: str, *, force: bool, gently: bool, timeout: float) -> None:
+        """Take KEY away from its holder, for one that hangs."""
+        by, agrees = f"{getpass.getuser()} (flask)", None if force else _agrees
+        wait = timeout if gently else None
+        click.echo(operating.release(locks, key, by=by, agrees=agrees, gently=wait)[0])
+
+    return group
+
+
+def _agrees(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise operating.NotReleased(operating.NO_TERMINAL)
+    click.echo(question)
+    return click.confirm(operating.CONFIRM)
