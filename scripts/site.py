@@ -1,7 +1,8 @@
 """Prepares the pages of docs/ for the site that ``scripts/docs`` builds (a hook of MkDocs).
 
 In the checkout, the pages link to files outside docs/, and have comments that only the tests read. On the
-site, the name of a test is a link to it, and ``llms.txt`` lists the pages for language models.
+site, the name of a test is a link to it, the first sentence of a page is its description, and
+``llms.txt`` lists the pages for language models.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ _log = logging.getLogger("mkdocs.hooks.site")  # Its warnings fail a strict buil
 _HIDDEN = re.compile(r"^<!-- test\n.*?^-->\n?", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s]+)\)")
 _TEST = re.compile(r"`(test_\w+)`")
+_SENTENCE = re.compile(
+    r"^(?![#<!|:-]|```)\S.+?(?=\.\**\s|[.:]?\n\n|[.:]?\n*\Z)", re.MULTILINE | re.DOTALL
+)
+_MARKUP = re.compile(r"\[([^]]*)\]\([^)]*\)|[*`]")
 
 
 @functools.cache
@@ -54,13 +59,20 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: object) -> s
         place = _tests().get(named[1])
         return f"[{named[0]}]({source}/{place})" if place else named[0]
 
-    return _TEST.sub(test, _LINK.sub(linked, _HIDDEN.sub("", markdown)))
+    visible = _HIDDEN.sub("", markdown)
+    if sentence := _SENTENCE.search(visible):
+        text = " ".join(_MARKUP.sub(r"\1", sentence[0]).split())
+        page.meta.setdefault("description", f"{text}.")
+    return _TEST.sub(test, _LINK.sub(linked, visible))
 
 
 def on_env(_env: object, *, config: Any, files: Any) -> None:
     """Write ``llms.txt``, when the titles of all pages are known."""
     pages = [file.page for file in files.documentation_pages() if file.inclusion.is_in_nav()]
-    lines = [f"- [{page.title}]({page.canonical_url})" for page in pages]
+    lines = [
+        f"- [{page.title}]({page.canonical_url}): {page.meta.get('description', '')}"
+        for page in pages
+    ]
     text = f"# {config.site_name}\n\n> {config.site_description}\n\n## Pages\n\n" + "\n".join(lines)
     Path(config.site_dir).mkdir(parents=True, exist_ok=True)
     Path(config.site_dir, "llms.txt").write_text(f"{text}\n")

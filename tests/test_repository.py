@@ -51,6 +51,8 @@ def test_the_site_is_not_built_with_a_link_that_leads_nowhere(link, tmp_path) ->
     ran = subprocess.run(command, cwd=TOP, env=env, capture_output=True, text=True, check=False)
     assert (ran.returncode == 0) == (link == "index.md"), ran.stderr
     assert link == "index.md" or link.rpartition("/")[2] in ran.stderr
+    if link == "index.md":
+        assert "/weblock/): A link." in (tmp_path / "site/llms.txt").read_text()
 
 
 def test_each_test_says_what_it_proves() -> None:
