@@ -126,7 +126,7 @@ class Health(Generic[K]):
             return
         self.failures[server] = failure
         try:
-            in_background(partial(self._knock_until_answered, server), "knocking")
+            self._start_to_knock(server)
         except RuntimeError:
             self.up(server)
         except BaseException:  # A signal handler's, say.
@@ -139,6 +139,9 @@ class Health(Generic[K]):
 
     def close(self) -> None:
         self._closed = True
+
+    def _start_to_knock(self, server: K) -> None:
+        in_background(partial(self._knock_until_answered, server), "knocking")
 
     def _knock_until_answered(self, server: K) -> None:
         backoff = Backoff(FIRST_KNOCK, LONGEST_KNOCK)
