@@ -1,11 +1,12 @@
 """An application that executes each order once, and whose worker dies where a test tells it to.
 
 ``uvicorn tests.e2e.idempotent_app:app``, with ``DATABASE``, ``ENGINE``, ``SESSIONS`` (``sync`` or ``async``) and
-``FOLDER`` in the environment. The worker dies once at each step whose file is in the folder.
+``FOLDER`` in the environment. The worker dies once at each step whose file is in the folder, and stops or takes long in the handler.
 """
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,12 +39,31 @@ class Order(Base):
 answer_table(Base.metadata)
 
 
-def die_at(step: str) -> None:
+TTL = 2
+
+
+def is_told_to(step: str) -> bool:
     try:
         (FOLDER / step).unlink()
     except FileNotFoundError:
-        return
-    os.kill(os.getpid(), signal.SIGKILL)
+        return False
+    return True
+
+
+def die_at(step: str) -> None:
+    if is_told_to(step):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def work() -> None:
+    """Die, stop until a test continues the worker, or outlast the lock."""
+    die_at("handler")
+    if is_told_to("stop"):
+        (FOLDER / "stopping").write_text(str(os.getpid()))
+        (FOLDER / "stopping").rename(FOLDER / "stopped")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if is_told_to("outlast"):
+        time.sleep(2.5 * TTL)
 
 
 def user(x_user: Annotated[str, Header()]) -> str:
@@ -98,7 +118,7 @@ class Dying:
 
 
 app.add_middleware(Dying, outermost=False)
-install(app, os.environ.get("ENGINE", "noop://"), ttl=2)
+install(app, os.environ.get("ENGINE", "noop://"), ttl=TTL)
 app.add_middleware(Dying, outermost=True)
 
 if is_async:
@@ -109,7 +129,7 @@ if is_async:
     @app.post("/orders", status_code=201)
     async def create(session: Once, text: str) -> dict[str, int]:
         """Make an order."""
-        die_at("handler")
+        work()
         order = Order(text=text)
         session.add(order)
         await session.commit()
@@ -121,7 +141,7 @@ else:
     @app.post("/orders", status_code=201)
     def create_in_thread(session: SyncOnce, text: str) -> dict[str, int]:
         """Make an order."""
-        die_at("handler")
+        work()
         order = Order(text=text)
         session.add(order)
         session.commit()

@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 from sqlalchemy import make_url
 
-from .idempotent_app import DATABASE, die_at
+from .idempotent_app import DATABASE, TTL, die_at, work
 
 URL = make_url(DATABASE)
 POSTGRESQL = {
@@ -35,7 +35,7 @@ settings.configure(
         "weblock.contrib.django.middleware.LockMiddleware",
     ],
     ROOT_URLCONF=__name__,
-    WEBLOCK={"default": {"URL": os.environ.get("ENGINE", "noop://"), "TTL": 2}},
+    WEBLOCK={"default": {"URL": os.environ.get("ENGINE", "noop://"), "TTL": TTL}},
 )
 django.setup()
 
@@ -65,7 +65,7 @@ def _sent(execute: Any, sql: str, *more: Any) -> Any:
 @idempotent(caller=lambda request: request.headers["X-User"], wait=1)
 def orders(request: HttpRequest) -> HttpResponse:
     """Make an order."""
-    die_at("handler")
+    work()
     with connection.cursor() as cursor:
         sql = "INSERT INTO order_of_someone (text) VALUES (%s) RETURNING id"
         cursor.execute(sql, [request.GET["text"]])

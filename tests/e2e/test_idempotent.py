@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 import uuid
@@ -36,7 +38,7 @@ class Shop:
             command += ["--workers=2", "--threads=8"]
         else:
             command = ["uvicorn", "tests.e2e.idempotent_app:app", f"--port={port}"]
-            command += ["--workers=2", "--log-level=warning"]
+            command += ["--workers=2", "--log-level=warning", "--timeout-worker-healthcheck=60"]
         command = [sys.executable, "-m", *command]
         environment = {
             "DATABASE": database,
@@ -126,3 +128,41 @@ def test_each_order_is_made_once(shop):
             answers = list(clients.map(shop.order, [uuid.uuid4().hex] * 8))
             assert len({each.text for each in answers}) == 1
             assert orders(shop, answers[0].request.url.params["text"]) == 1
+
+
+on_postgresql = pytest.mark.parametrize(
+    "shop", ["postgresql-sync", "postgresql-async", "postgresql-django"], indirect=True
+)
+
+
+@on_postgresql
+@pytest.mark.timeout(600)
+def test_a_worker_that_was_stopped_commits_nothing(shop):
+    """It continues when another worker has executed its request, and the client gets that answer."""
+    text, stopped = uuid.uuid4().hex, shop.folder / "stopped"
+    (shop.folder / "stop").touch()
+    with ThreadPoolExecutor(1) as clients:
+        first = clients.submit(shop.order, text)
+        eventually(stopped.exists, within=PATIENCE)
+        try:
+            answer = shop.order(text)
+        finally:
+            os.kill(int(stopped.read_text()), signal.SIGCONT)
+        assert "idempotency-replayed" not in answer.headers
+        assert first.result().headers["idempotency-replayed"] == "true"
+        assert first.result().text == answer.text
+    assert orders(shop, text) == 1
+
+
+@on_postgresql
+@pytest.mark.timeout(600)
+def test_a_handler_that_outlasts_its_lock_is_executed_once(shop):
+    """The lock is renewed: a request that is sent again meanwhile gets the first one's answer."""
+    text, outlast = uuid.uuid4().hex, shop.folder / "outlast"
+    outlast.touch()
+    with ThreadPoolExecutor(1) as clients:
+        first = clients.submit(shop.order, text)
+        eventually(lambda: not outlast.exists(), within=PATIENCE)
+        assert shop.order(text).headers["idempotency-replayed"] == "true"
+        assert "idempotency-replayed" not in first.result().headers
+    assert orders(shop, text) == 1
