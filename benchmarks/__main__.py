@@ -13,6 +13,7 @@ from . import (
     far,
     goals,
     growth,
+    idempotency,
     machine,
     postgresql_peers,
     redis_peers,
@@ -32,6 +33,7 @@ CASES = {
     **postgresql_peers.CASES,
     **web.CASES,
     **growth.CASES,
+    **idempotency.CASES,
 }
 
 THOROUGH = Effort(rounds=9, slice=0.5, idle=10.0)
