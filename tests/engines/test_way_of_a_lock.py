@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +50,19 @@ async def test_the_way_of_a_lock_on_asyncio_stays_short(engine: str) -> None:
                 await (await locks.acquire("a")).release()
             ways.append(way.calls)
     assert min(ways) <= BOUNDS[engine][1]
+
+
+def test_the_page_shows_the_way() -> None:
+    """The architecture page has the functions that a blocking acquire and release on Redis call."""
+    page = Path(__file__).parents[2] / "docs" / "dev" / "architecture.md"
+    ways = []
+    with Locks.from_url(url_of("redis")) as locks:
+        for _ in range(5):
+            way = Way()
+            with way.noted():
+                locks.acquire("a").release()
+            ways.append(way)
+    text = min(ways, key=lambda way: way.calls).text
+    shown = re.search(r"```text\n(sync\.py.*?)\n```", page.read_text(), re.DOTALL)
+    assert shown
+    assert shown[1] == text, f"{page} is to show:\n{text}"

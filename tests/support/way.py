@@ -24,6 +24,7 @@ class Way:
 
     def __init__(self) -> None:
         self.files: list[str] = []
+        self.functions: list[str] = []
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -38,10 +39,27 @@ class Way:
     def _note(self, frame: Any, event: str, _argument: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(OURS):
             self.files.append(frame.f_code.co_filename)
+            self.functions.append(frame.f_code.co_qualname)
 
     @property
     def calls(self) -> int:
         return len(self.files)
+
+    @property
+    def text(self) -> str:
+        """The functions by file, in their order, each once at a time; not ``__init__`` and the like."""
+        steps: list[tuple[str, list[str]]] = []
+        for file, function in zip(self.files, self.functions, strict=True):
+            name = function.removesuffix(".__init__")
+            if name.endswith(">") or name.endswith("__"):
+                continue
+            if not steps or steps[-1][0] != file:
+                steps.append((file, []))
+            if name not in steps[-1][1]:
+                steps[-1][1].append(name)
+        rows = [(file.removeprefix(OURS), ", ".join(names)) for file, names in steps]
+        width = max(len(file) for file, _ in rows)
+        return "\n".join(f"{file:{width}}  {names}" for file, names in rows)
 
     @property
     def changes(self) -> int:
