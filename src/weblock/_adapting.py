@@ -20,9 +20,10 @@ from ._api import BaseLease, BaseLocks, Place
 from ._core.acquiring import Caller, Locker
 from ._core.holding import Holding, Holdings, Terms, Unprotected
 from ._core.moving import leases_in, release_given
+from ._core.table import Busy, Claim, Held
 from ._options import Duration, HoldOptions, seconds
 from ._platform.logs import logger
-from .errors import ConfigurationError, EngineUnavailable
+from .errors import ConfigurationError, EngineRecovering, EngineUnavailable
 from .keys import unqualified
 
 Event = Literal["on_lost", "on_ask_release"]
@@ -88,18 +89,29 @@ def leave(lease: BaseLease) -> None:
 async def begin_recovery(locks: BaseLocks) -> None:
     """Have an engine that may have lost leases begin to recover now, not with the first caller.
 
-    Events report how long that takes, and an engine that does not answer.
+    It begins with a claim. The event ``Recovering`` says how long it takes; no caller is reported.
     """
     recovery = locks._place.engine.recovery
-    if recovery and recovery.seconds:
-        key = f"weblock:start:{locks._locker.runtime.new_owner()}"
-        try:
-            locker, holdings = await locks._acquire((key,), {"wait": 0, "on_unavailable": "raise"})
-            await locker.release(holdings)
-        except EngineUnavailable:
-            pass
-        except ConfigurationError as error:
-            logger.error("%s", error)  # noqa: TRY400 - it has no traceback that helps
+    if not (recovery and recovery.seconds):
+        return
+    locker, name = locks._locker, locks._name("weblock:start")
+    store, owner = locker.store, locker.runtime.new_owner()
+    try:
+        reply = await store.acquire(name, Claim(owner, store.process, 1.0, "weblock"), room=0)
+        answer = reply.answer
+        if isinstance(answer, Held):
+            await store.release(name, owner)
+        elif isinstance(answer, Busy) and answer.recovering:
+            rest = max(0.0, answer.until - reply.now)
+            locker.health.recovers(
+                EngineRecovering(locker.engine, answer.recovering, retry_after=rest)
+            )
+    except EngineRecovering as failure:
+        locker.health.recovers(failure)
+    except EngineUnavailable:
+        pass  # The first caller reports it.
+    except ConfigurationError as error:
+        logger.error("%s", error)  # noqa: TRY400 - it has no traceback that helps
 
 
 def rest(locks: BaseLocks, *, unless: Collection[object] = ()) -> None:

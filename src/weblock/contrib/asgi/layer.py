@@ -157,6 +157,7 @@ class RequestLayer:
                 message = {**message, **(fault or {})}
             elif kind.startswith("lifespan.shutdown.") and self._owns_locks:
                 self._lifespans.discard(lifespan)
+                await ended(recovering)
                 # A server may cancel us when it has had this.
                 await beside_loop(partial(rest, self.locks, unless=self._lifespans))
             await send(message)
@@ -167,8 +168,14 @@ class RequestLayer:
             await self._app(scope, receive, send_after_us)
         finally:
             self._lifespans.discard(lifespan)
-            if recovering:
-                recovering.cancel()
+            await ended(recovering)
+
+
+async def ended(task: asyncio.Future[None] | None) -> None:
+    """Cancel a task and wait for its end."""
+    if task:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 def _is_of_a_client_that_left(error: BaseException) -> bool:

@@ -196,7 +196,10 @@ def refuse_unfillable(installed: Installed) -> None:
     """Raise ``ConfigurationError`` for a key that no request can fill in: it would fail at each of them.
 
     A view gets parts of its URL, and what decorators around it add; all are its parameters, unless it takes any.
+    A preprocessor of URLs may add what a decorator takes away.
     """
+    if installed.app.url_value_preprocessors:
+        return
     locked = {each for each in installed.views if hasattr(each, _MARK)}  # Others run once.
     for rule in installed.app.url_map.iter_rules():
         view = installed.app.view_functions.get(rule.endpoint)

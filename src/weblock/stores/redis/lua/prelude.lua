@@ -385,7 +385,7 @@ local function grant(owner, claim, length, confirmed)
   return lease
 end
 
--- Holdings leases to the first waiters, up to one that does not fit. They are as long as a process has
+-- Grants leases to the first waiters, up to one that does not fit. They are as long as a process has
 -- to confirm them, and it is rung there.
 local function let_in()
   while lock.count < lock.limit do
