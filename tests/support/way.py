@@ -51,7 +51,7 @@ class Way:
         steps: list[tuple[str, list[str]]] = []
         for file, function in zip(self.files, self.functions, strict=True):
             name = function.removesuffix(".__init__")
-            if name.endswith(">") or name.endswith("__"):
+            if name.endswith((">", "__")):
                 continue
             if not steps or steps[-1][0] != file:
                 steps.append((file, []))

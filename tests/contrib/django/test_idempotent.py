@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.db import connections, transaction
+from django.db import IntegrityError, OperationalError, connections, transaction
 from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
@@ -274,6 +275,36 @@ def test_hooks_run_once_and_after_commit(serve: Any) -> None:
     assert (hooks, made("default")) == ([1], 1)
 
 
+def test_a_database_error_of_a_hook_is_not_lost(serve: Any) -> None:
+    """The first request gets 500, not its own answer as if another one had been executed."""
+
+    @once("lite")
+    def items(_request: Any) -> HttpResponse:
+        def hook() -> None:
+            raise OperationalError("of a hook")
+
+        transaction.on_commit(hook, "lite")
+        return create("lite")
+
+    serve(items=items)
+    assert [send().status_code, send().status_code, made("lite")] == [500, 201, 1]
+
+
+def test_nobody_gets_no_answer(serve: Any) -> None:
+    """A caller who is ``None`` gets 403, and of REST framework 401."""
+
+    @idempotent(caller=lambda _request: None, using="lite")
+    def items(_request: Any) -> HttpResponse:
+        return create("lite")
+
+    class Closed(Rest):
+        def get_authenticators(self) -> list[Any]:
+            return [Nobody()]
+
+    serve(items=items, rest=Closed.as_view())
+    assert [send().status_code, send(url="/rest").status_code, made("lite")] == [403, 401, 0]
+
+
 def test_a_form_is_its_parts(using: str, serve: Any) -> None:
     """The same fields and files are one payload, whatever the boundary; another file is another one."""
 
@@ -355,20 +386,34 @@ def test_class_based_views(cls: Any, serve: Any) -> None:
     assert made("default") == 1
 
 
+class Nobody(Known):
+    def authenticate(self, _request: Any) -> Any:
+        return type("Anonymous", (), {"pk": None, "is_authenticated": False})(), None
+
+
 @pytest.mark.asyncio
-async def test_async_views(serve: Any) -> None:
+@pytest.mark.parametrize("kind", ["function", "class"])
+async def test_async_views(kind: str, serve: Any) -> None:
     """The queries of an async view are in the transaction, too."""
 
-    @once("default")
-    async def items(_request: Any) -> HttpResponse:
+    async def work() -> HttpResponse:
         item = await Item.objects.acreate()
         if not ran:
             ran.append(1)
             raise RuntimeError
         return HttpResponse(f"{item.pk}", status=201)
 
+    @once("default")
+    async def items(_request: Any) -> HttpResponse:
+        return await work()
+
+    @method_decorator(idempotent(caller=user), name="dispatch")
+    class Items(View):
+        async def post(self, _request: Any) -> HttpResponse:
+            return await work()
+
     ran: list[int] = []
-    serve(items=items)
+    serve(items=items if kind == "function" else Items.as_view())
     client = AsyncClient(raise_request_exception=False)
     responses = [await client.post("/items", headers={"Idempotency-Key": "k"}) for _ in range(3)]
     assert [each.status_code for each in responses] == [500, 201, 201]
@@ -391,7 +436,7 @@ def test_set_ups_that_cannot_work_are_named(using: str, serve: Any) -> None:
             cursor.execute("COMMIT")
         return create(using)
 
-    @idempotent(caller=lambda _request: None, using=using)
+    @idempotent(caller=lambda _request: object(), using=using)
     def nobody(_request: Any) -> HttpResponse:
         return create(using)
 
@@ -403,6 +448,36 @@ def test_set_ups_that_cannot_work_are_named(using: str, serve: Any) -> None:
     assert made(using) == 0
     with pytest.raises(ConfigurationError, match="anonymous"):
         idempotent(caller=None, using=using)
+
+
+def test_what_the_database_rolls_back_is_not_committed_in_part(serve: Any) -> None:
+    """Where SQLite itself has rolled the transaction back, nothing that follows is committed."""
+
+    @once("lite")
+    def items(_request: Any) -> HttpResponse:
+        Item.objects.using("lite").create(pk=1)
+        with suppress(IntegrityError), connections["lite"].cursor() as cursor:
+            cursor.execute("INSERT OR ROLLBACK INTO shop_item (id, name) VALUES (1, '')")
+        return create("lite")
+
+    serve(items=items)
+    assert (send().status_code, made("lite")) == (500, 0)
+
+
+def test_a_body_that_was_read_is_an_error(serve: Any) -> None:
+    """Else another body would get the same answer."""
+
+    @once("lite")
+    def items(_request: Any) -> HttpResponse:
+        return create("lite")
+
+    def reading(request: Any) -> Any:
+        request.read()
+        return items(request)
+
+    serve(items=reading)
+    assert isinstance(send().exc_info[1], ConfigurationError)
+    assert made("lite") == 0
 
 
 def test_expired_answers_are_removed(using: str, serve: Any, monkeypatch: Any) -> None:
@@ -426,7 +501,6 @@ def test_expired_answers_are_removed(using: str, serve: Any, monkeypatch: Any) -
 
 def test_nothing_runs_while_the_database_is_down(serve: Any, monkeypatch: Any) -> None:
     """503, if the stored answers cannot be read."""
-    from django.db import OperationalError
 
     @once("lite")
     def items(_request: Any) -> HttpResponse:

@@ -8,6 +8,8 @@ inserts it before COMMIT.
 from __future__ import annotations
 
 import functools
+import hashlib
+import inspect
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +20,7 @@ from io import BytesIO
 from typing import Any, Final, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.core.exceptions import PermissionDenied
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 from django.http import HttpRequest, HttpResponse, RawPostDataException
 from django.http.response import HttpResponseBase
@@ -29,6 +32,7 @@ from ...errors import AnswersUnavailable, ConfigurationError, LockTimeout, Weblo
 from ..kit import shown
 from ..kit.guarding import Kind, Trouble, kind_of, trouble_of
 from ..kit.idempotency import (
+    ANONYMOUS,
     ANSWER_SWEEPS,
     HEADER,
     KEEP,
@@ -40,8 +44,8 @@ from ..kit.idempotency import (
     IdempotencySpec,
 )
 from .answers import answer
-from .middleware import lock
-from .view_lock import DEFAULT
+from .middleware import instance_of, lock
+from .view_lock import DEFAULT, is_rest
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound=HttpRequest)
@@ -76,7 +80,8 @@ def idempotent(
 
     Args:
         caller: A function of the request that returns the id of the user: a string, an int or a UUID. Keys of
-            different users are different. ``"anonymous"`` if all clients share their keys, and may read the
+            different users are different. ``None`` is answered with 403, or as REST framework answers a
+            client that is not authenticated. ``"anonymous"`` if all clients share their keys, and may read the
             answers of one another.
         using: The database of the view's work, which has the table of answers. Work in another one is
             not part of the transaction.
@@ -111,11 +116,18 @@ def idempotent(
             return spec.execute(request, call)
 
         def serve(*args: Any, **kwargs: Any) -> Any:
+            # The dispatch of an async class is a function that returns a coroutine.
+            if getattr(type(instance_of(view, args)), "view_is_async", False):
+                return aserve(*args, **kwargs)
             return execute(partial(view, *args, **kwargs), request_of(args, kwargs))
 
         async def aserve(*args: Any, **kwargs: Any) -> Any:
             # The view's queries run in the thread that waits for it, and so in the transaction.
-            call = partial(async_to_sync(view), *args, **kwargs)
+            async def run() -> Any:
+                response = view(*args, **kwargs)
+                return await response if inspect.isawaitable(response) else response
+
+            call = async_to_sync(run)
             return await sync_to_async(execute)(call, request_of(args, kwargs))
 
         decorated = aserve if iscoroutinefunction(view) else serve
@@ -152,8 +164,15 @@ class ViewSpec(IdempotencySpec):
 
     def key_of(self, request: HttpRequest) -> str:
         """Return the key that a request locks, and leave with the request what it asks for."""
+        caller = self.caller(request) if callable(self.caller) else ANONYMOUS
+        if caller is None:
+            if is_rest(request):
+                from rest_framework.exceptions import NotAuthenticated
+
+                raise NotAuthenticated
+            raise PermissionDenied
         asked = self.asked(
-            caller=self.caller(request) if callable(self.caller) else None,
+            caller=caller,
             method=str(request.method),
             path=request.path,
             sent=[request.headers[self.header]] if self.header in request.headers else [],
@@ -174,29 +193,37 @@ class ViewSpec(IdempotencySpec):
     def execute(self, request: HttpRequest, view: Callable[[], Any]) -> HttpResponseBase:
         """Return the stored answer; if there is none, that of the view, which is stored."""
         answers, connection = self._answers(request), connections[self.using]
-        if not (connection.in_atomic_block or connection.get_autocommit()):
-            raise self._refusal("has AUTOCOMMIT off")
         if found := self._look(answers.find_or_admit):
             return _replayed(found)
+        if not (connection.in_atomic_block or connection.get_autocommit()):
+            raise self._refusal("has AUTOCOMMIT off")
+        committed: list[bool] = []
         try:
             with ExitStack() as block:
                 try:
                     block.enter_context(transaction.atomic(self.using, durable=True))
                 except RuntimeError as error:
                     raise self._refusal("is in a transaction already") from error
+                transaction.on_commit(lambda: committed.append(True), self.using)
+                # MySQL drops the whole transaction in a deadlock, and its savepoints with it.
+                whole = connection.vendor == "mysql" and transaction.savepoint(self.using)
                 block.enter_context(connection.execute_wrapper(self._send))
                 response: HttpResponseBase = view()
+                if whole:
+                    transaction.savepoint_commit(whole, self.using)
                 self._store(answers, response)
         except Error:
+            if committed:  # A hook has raised it.
+                raise
             # Another request with the same key may have been committed meanwhile.
             with suppress(AnswersUnavailable):
                 if found := self._look(answers.find):
                     return _replayed(found)
             raise
-        if random.random() < ANSWER_SWEEPS:
+        if committed and random.random() < ANSWER_SWEEPS:
             try:
                 answers.sweep()
-            except Error:
+            except (Error, WeblockError):
                 logger.warning(
                     "expired answers of idempotent requests were not deleted", exc_info=True
                 )
@@ -227,6 +254,8 @@ class ViewSpec(IdempotencySpec):
         text = sql if isinstance(sql, str) else sql.as_string(connection.connection)  # of psycopg
         if kind_of(text, mysql=connection.vendor == "mysql") is Kind.COMMITS:
             raise self._refusal(f"sends {text!r:.100}, which commits by itself")
+        if connection.vendor == "sqlite" and not connection.connection.in_transaction:
+            raise self._refusal("was rolled back by SQLite, as INSERT OR ROLLBACK does")
         return execute(sql, params, many, context)
 
     def _answers(self, request: HttpRequest) -> Answers:
@@ -265,9 +294,12 @@ def _parts_of(request: HttpRequest) -> list[bytes]:
     if request.content_type != "multipart/form-data":
         try:
             return [request.body]
-        except RawPostDataException:  # A form that was read as a stream.
-            posted, files = request.POST, request.FILES
-    elif request.method == "POST":
+        except RawPostDataException as error:
+            raise ConfigurationError(
+                "idempotent() cannot tell two requests apart, because something has read their body as a"
+                " stream before: read request.body instead"
+            ) from error
+    if request.method == "POST":
         posted, files = request.POST, request.FILES
     else:  # Django itself reads forms of POST requests only.
         posted, files = request.parse_file_upload(request.META, BytesIO(request.body))
@@ -277,8 +309,12 @@ def _parts_of(request: HttpRequest) -> list[bytes]:
             parts += [name.encode(), b"", value.encode()]
     for name, uploads in sorted(files.lists()):
         for each in uploads:
-            parts += [name.encode(), f"{each.name} {each.content_type}".encode(), each.read()]
+            content = hashlib.sha256()
+            for chunk in each.chunks():
+                content.update(chunk)
             each.seek(0)
+            about = f"{each.name} {each.content_type}"
+            parts += [name.encode(), about.encode(), content.digest()]
     return parts
 
 

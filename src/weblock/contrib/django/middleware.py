@@ -230,7 +230,7 @@ def lock(
 
         def held(*args: Any, **kwargs: Any) -> Any:
             # A method such as dispatch may return an async method's coroutine.
-            if getattr(type(_instance_of(view, args)), "view_is_async", False):
+            if getattr(type(instance_of(view, args)), "view_is_async", False):
                 return aheld(*args, **kwargs)
             return drive(_serve(ThreadLeases, together, view, args, kwargs))
 
@@ -310,10 +310,17 @@ async def _serve(
     # The parts of the URL as the view gets them: a framework may have converted them.
     values = {**(match.kwargs if match else {}), **kwargs}
     # A decorator above may have read rows for the view, which are arguments or kept by its instance.
-    given = [*args, *getattr(_instance_of(view, args), "__dict__", {}).values()]
+    given = [*args, *getattr(instance_of(view, args), "__dict__", {}).values()]
 
     async def acquire_and_work() -> Any:
-        await kind.call(held.acquire, together, values, given)
+        try:
+            await kind.call(held.acquire, together, values, given)
+        except WeblockError:
+            raise
+        except Exception as error:
+            if response := await answer_for_refusal(request, error, kind.call):
+                return response
+            raise
         try:
             return await _work(kind, held, wanted, run)
         except Exception as error:
@@ -356,7 +363,9 @@ async def _work(
     return response
 
 
-def _instance_of(view: Callable[..., Any], args: tuple[Any, ...]) -> object:
+def instance_of(view: Callable[..., Any], args: tuple[Any, ...]) -> object:
     """Return the instance whose method is decorated, or else the first argument."""
+    while hasattr(view, "__wrapped__") and not (hasattr(view, "func") or hasattr(view, "__self__")):
+        view = view.__wrapped__
     bound = getattr(view, "func", view)  # method_decorator hands over a partial of it.
     return getattr(bound, "__self__", args[0] if args else None)
