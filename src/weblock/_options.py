@@ -469,7 +469,7 @@ def refuse_async(work: object) -> None:
 def refuse_async_function(function: Callable[..., object]) -> None:
     """Raise ``TypeError`` for what a blocking wrapper would not lock while it runs."""
     if inspect.iscoroutinefunction(function):
-        raise TypeError(f"{function.__qualname__} is async: decorate it with AsyncLocks")
+        raise TypeError(f"{function!r:.200} is async: decorate it with AsyncLocks")
     if inspect.isclass(function):
         raise TypeError(f"{function!r} is a class: decorate its methods, one by one")
     refuse_generator(function)

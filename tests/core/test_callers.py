@@ -1,18 +1,21 @@
-"""What a caller that cannot be cancelled is called for while it waits."""
+"""What a caller is called for while it waits, and what interrupts it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
 
+from tests.support.waiting import eventually
 from weblock import Locks
 from weblock._core.acquiring import LOOK, Attempts, Caller, Locker
 from weblock._core.holding import Terms
 from weblock._core.keeping import Keeper
 from weblock._core.ports import Reply, Store, Switchboard
+from weblock._core.reporting import Health
 from weblock._core.table import Answer, Busy, Claim, Held
 from weblock._runtime.blocking import drive
 from weblock.errors import EngineRecovering, EngineUnavailable, LockTimeout
@@ -258,3 +261,18 @@ def test_a_caller_prepares_itself_once_for_all_its_keys() -> None:
     waits = Waits(runtime)
     assert len(drive(locker.acquire(["k", "l"], TERMS, 60, waits.caller()))) == 2
     assert waits.prepared == 1
+
+
+def test_an_interrupt_of_a_caller_that_begins_to_wait_stays_one(monkeypatch) -> None:
+    """What a signal handler raises there reaches the program, and the caller is in no queue."""
+
+    def interrupt(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    with Locks.from_url("memory://interrupted") as locks, ThreadPoolExecutor(1) as pool:
+        lease = pool.submit(locks.acquire, "key").result()
+        monkeypatch.setattr(Health, "waits", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            locks.acquire("key")
+        eventually(lambda: locks.inspect("key").waiters == ())
+        lease.release()

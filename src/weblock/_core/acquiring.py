@@ -607,7 +607,7 @@ class Acquisition:
         if self._would_hold_up_others():
             await locker.refuse(self._would_hold_up_others)
         if place is None:
-            place = self._place = Place(
+            place = Place(
                 self.key,
                 self._claim,
                 self._terms,
@@ -617,8 +617,10 @@ class Acquisition:
                 control=self._runtime.control() if caller is None else caller.control,
                 give_up_at=self._give_up_at,
             )
-            locker.health.waits(self.key, self._claim.label, waiting)
         place.waits(waiting, rest, self._anchor)
+        if self._place is None:
+            self._place = place
+            locker.health.waits(self.key, self._claim.label, waiting)
         locker.keeper.keep(place)
         if locker.over:
             raise locker.closed_error()

@@ -118,13 +118,13 @@ async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | No
     """
     for holding in holdings:
         holding.check(locker.runtime.now())
-    for holding in holdings:  # Before the engine is asked: another may have the lease at once.
-        locker.keeper.drop_holding(holding)
-        holding.status, holding.reason = Status.RELEASED, "handed_over"
     facts = [Facts(each.key, each.fence, each.terms.limit) for each in holdings]
     token = token_of(locker.runtime.new_owner(), facts)
     given = leases_in(token)
     try:
+        for holding in holdings:  # Before the engine is asked: another may have the lease at once.
+            locker.keeper.drop_holding(holding)
+            holding.status, holding.reason = Status.RELEASED, "handed_over"
         for holding, lease in zip(holdings, given, strict=True):
             length, limit = holding.terms.ttl if ttl is None else ttl, holding.terms.limit
             claim = Claim(lease.owner, "", length, holding.label, limit)
@@ -133,6 +133,12 @@ async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | No
             except LeaseLost:
                 holding.refute_release()
                 raise
+        for holding in holdings:
+            locker.keeper.watches.pop(holding.owner, None)
+            if HandedOver in locker.observers.wanted:
+                length = holding.terms.ttl if ttl is None else ttl
+                told = HandedOver(**holding.about(), held_for=holding.held_for(), ttl=length)
+                locker.observers.tell(told)
     except BaseException:
         for holding, lease in zip(holdings, given, strict=True):
             length = holding.terms.ttl if ttl is None else ttl
@@ -141,12 +147,6 @@ async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | No
             )
         locker.release_later(holdings)
         raise
-    for holding in holdings:
-        locker.keeper.watches.pop(holding.owner, None)
-        if HandedOver in locker.observers.wanted:
-            length = holding.terms.ttl if ttl is None else ttl
-            told = HandedOver(**holding.about(), held_for=holding.held_for(), ttl=length)
-            locker.observers.tell(told)
     return token
 
 
