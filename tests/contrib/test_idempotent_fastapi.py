@@ -1,21 +1,24 @@
 """``Depends(idempotent(...))``: each request is executed once, with real databases and sessions of both kinds."""
 
 import asyncio
+import os
 import uuid
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import httpx
 import pytest
 from fastapi import BackgroundTasks, Depends, FastAPI, Header, HTTPException, Request
 from fastapi.responses import JSONResponse, RedirectResponse, StreamingResponse
-from sqlalchemy import create_engine, func, select, text, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import create_engine, func, insert, select, text, update
+from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.sessions import SessionMiddleware
 
+from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import shared_postgres
 from weblock import AsyncLocks, ConfigurationError
 from weblock.contrib.fastapi import idempotent, install, lock, request_locks
@@ -429,6 +432,75 @@ async def test_what_would_commit_without_the_answer_is_rejected(shop, how):
     assert shop.rows() == (0, 0)
     assert errors or how == "rollback"
     await lease.release()
+
+
+@pytest.mark.parametrize("ends", ["continues", "raises"])
+@pytest.mark.parametrize("shop", ["sqlite-def"], indirect=True)
+async def test_work_that_sqlite_has_rolled_back_is_not_answered(shop, ends):
+    """The application may go on after the error: nothing of it is committed, before the answer or without it."""
+    errors = []
+
+    def work(session, request, tasks):
+        order(session, request, tasks)
+        with pytest.raises(IntegrityError):
+            session.execute(text("INSERT OR ROLLBACK INTO idempotent_order(amount) VALUES (1)"))
+        if ends == "raises":
+            raise HTTPException(404)
+        for _ in range(2):
+            try:
+                session.rollback()
+                session.add(Order(amount=2))
+                session.commit()
+            except (ConfigurationError, SQLAlchemyError) as error:
+                errors.append(str(error))
+        return {}
+
+    shop.add("/orders", work)
+    assert (await shop.post("/orders")).status_code == (404 if ends == "raises" else 500)
+    assert shop.rows() == (0, 0)
+    assert ends == "raises" or "was rolled back as a whole by its database" in errors[0]
+
+
+@pytest.mark.skipif(
+    not os.environ.get("WEBLOCK_LONG"), reason="it starts a MariaDB: WEBLOCK_LONG=1"
+)
+async def test_work_that_mariadb_has_rolled_back_is_not_answered(locks):
+    """After a deadlock InnoDB begins anew, and what the application commits then is not all of its work."""
+    with MariaDB() as server:
+        shop = Shop(locks, server.url(), "def")
+        with shop.engine.begin() as setup:
+            setup.execute(insert(Order), [{"id": each, "amount": -each} for each in (1, 2)])
+
+        def take(found, row):
+            found.execute(update(Order).values(amount=Order.amount * 10).where(Order.id == row))
+
+        def work(session, request, tasks):
+            order(session, request, tasks)
+            take(session, 1)
+            with shop.engine.begin() as other, ThreadPoolExecutor(1) as thread:
+                # InnoDB rolls back the transaction that has changed fewer rows.
+                other.execute(insert(Order), [{"amount": each} for each in range(100, 200)])
+                take(other, 2)
+                waits = thread.submit(take, other, 1)
+                with pytest.raises(OperationalError, match="1213"):
+                    take(session, 2)
+                waits.result()
+            with pytest.raises(OperationalError, match="1305"):
+                session.rollback()
+            session.rollback()
+            session.add(Order(amount=3))
+            session.commit()
+            return {}
+
+        shop.add("/orders", work)
+        answer = await shop.post("/orders")
+        assert (answer.status_code, shop.ran) == (500, ["/orders"])
+        assert shop.rows() == (102, 0)
+        shop.add("/good", order)
+        answers = [await shop.post("/good") for _ in range(2)]
+        assert [each.status_code for each in answers] == [201, 201]
+        assert shop.rows() == (103, 1)
+        await shop.close()
 
 
 async def test_answers_are_bounded_for_each_caller_and_expire(shop):

@@ -153,6 +153,13 @@ class OneTransaction:
                 raise _refusal(
                     "was rolled back on its connection, behind the session: use session.rollback()"
                 )
+            if connection.dialect.name in _MYSQL:
+                try:
+                    self._execute("RELEASE SAVEPOINT weblock", {})
+                except DBAPIError as error:
+                    if error.connection_invalidated:
+                        raise
+                    raise _refusal(_ROLLED_BACK) from error
             self._answers.store(answer)
             self._committing = True
             self._transaction.commit()
@@ -178,6 +185,8 @@ class OneTransaction:
         try:
             if not self._committing:
                 self._session.rollback()
+        except DBAPIError:  # Its savepoint is gone. The connection rolls back what there is.
+            logger.debug("the savepoint of an idempotent request is gone", exc_info=True)
         finally:
             del self._session.info[ONCE]
             del self._session.get_bind  # It has the one of its class again.
@@ -209,6 +218,9 @@ class OneTransaction:
                     # Python's ``sqlite3`` begins no transaction before a savepoint, whose end then commits.
                     if not driver.in_transaction:
                         connection.exec_driver_sql("BEGIN IMMEDIATE")
+                elif connection.dialect.name in _MYSQL:
+                    # A deadlock rolls back everything and begins anew. Then this savepoint is gone.
+                    connection.exec_driver_sql("SAVEPOINT weblock")
             except BaseException:
                 connection.close()
                 raise
@@ -223,9 +235,15 @@ class OneTransaction:
         return self._connection
 
     def _sending(self, connection: Connection, _cursor: object, sql: str, *_more: object) -> None:
-        mysql_rules = connection.dialect.name in ("mysql", "mariadb")
-        if not self.ended and kind_of(sql, mysql=mysql_rules) is Kind.COMMITS:
+        if self.ended or self._committing:
+            return
+        database = connection.dialect.name
+        if kind_of(sql, mysql=database in _MYSQL) is Kind.COMMITS:
             raise _refusal(f"sends {sql!r:.100}, which commits by itself: use session.commit()")
+        if database == "sqlite":
+            driver: Any = connection.connection.driver_connection
+            if not driver.in_transaction:  # The end of a savepoint would commit.
+                raise _refusal(_ROLLED_BACK)
 
     def _ending(self, connection: Connection) -> None:
         if not (self._committing or self.ended):
@@ -266,6 +284,13 @@ def _refusal(why: str) -> ConfigurationError:
         f"the session of an idempotent request {why}. Its work must be committed together with its answer"
     )
 
+
+_MYSQL: Final = "mysql", "mariadb"
+
+_ROLLED_BACK: Final = (
+    "was rolled back as a whole by its database, as after a deadlock on MySQL, or by INSERT OR ROLLBACK or"
+    " a full disk on SQLite: let that error leave the endpoint, so that the client can retry"
+)
 
 _NO_TABLE: Final = (
     f"the database has no table {ANSWERS}, in which idempotent() stores answers: add it to your metadata with"
