@@ -355,15 +355,22 @@ async def test_it_works_wherever_sessions_and_applications_end(shop, how):
     assert shop.rows() == ((0, 0) if how == "raises" else (1, 1))
 
 
-async def test_a_lock_comes_before_the_session_is_used(shop):
-    """Afterwards its transaction cannot be ended for the wait; the error says what to do."""
+@pytest.mark.parametrize("commits", [False, True])
+async def test_a_lock_comes_before_the_session_is_used(shop, commits, caplog):
+    """Afterwards its transaction cannot be ended for the wait, not by ``session.commit()``; the error says so."""
     shop.add("/orders", order)
     errors = []
 
     async def late(session: Annotated[Any, shop.session()]) -> None:
-        read = session.scalar(select(func.count()).select_from(Order))
+        def read(found):
+            found.scalar(select(func.count()).select_from(Order))
+            if commits:
+                found.commit()
+
         if shop.is_async:
-            await read
+            await session.run_sync(read)
+        else:
+            read(session)
         try:
             await request_locks().acquire("late")
         except ConfigurationError as error:
@@ -379,8 +386,32 @@ async def test_a_lock_comes_before_the_session_is_used(shop):
     shop.app.post("/early")(early)
     assert (await shop.post("/late")).status_code == 500
     assert "acquire the lock before the session is used" in errors[0]
+    assert not [each for each in caplog.messages if "connection of its own" in each]
     assert (await shop.post("/early")).status_code == 200
     assert shop.rows() == (1, 1)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+async def test_a_lock_that_is_released_before_the_commit_is_reported(shop, caplog, writes):
+    """``session.commit()`` is a savepoint: the next holder would read old rows."""
+    key = uuid.uuid4().hex
+
+    async def create(session: Annotated[Any, shop.session()]) -> None:
+        def work(found):
+            found.add(Order(amount=1)) if writes else found.scalar(select(1))
+            found.commit()
+
+        async with shop.locks.hold(key):
+            if shop.is_async:
+                await session.run_sync(work)
+            else:
+                work(session)
+
+    shop.app.post("/orders")(create)
+    assert (await shop.post("/orders")).status_code == 200
+    assert shop.rows() == (int(writes), 1)
+    reported = [each for each in caplog.messages if key in each and "uncommitted writes" in each]
+    assert len(reported) == writes
 
 
 async def test_a_conflict_inside_is_for_the_application(shop):

@@ -47,7 +47,7 @@ from ..kit.idempotency import (
     IdempotencySpec,
     Replay,
 )
-from .sessions import GUARDED, ONCE, commits_by_itself, has_begun
+from .sessions import GUARDED, ONCE, commits_by_itself, has_begun, has_effect
 
 
 def answer_table(metadata: MetaData) -> Table:
@@ -112,6 +112,8 @@ class OneTransaction:
             raise _refusal("is bound to a connection: bind it to the engine")
         self.ended = False
         """Whether everything was committed or rolled back: the session is an ordinary one again."""
+        self.wrote = False
+        """Whether anything but plain SELECTs was sent."""
         self._session = session
         self._engine = engine
         self._connection: Connection | None = None
@@ -121,6 +123,11 @@ class OneTransaction:
         self._mode = session.join_transaction_mode
         name = "mariadb" if getattr(engine.dialect, "is_mariadb", False) else engine.dialect.name
         self._answers = Answers(name, self._execute, spec, asked)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the session has sent anything, since which it may see old rows."""
+        return self._connection is not None
 
     def find(self) -> Answer | None:
         """Return the stored answer. Raises ``AnswersUnavailable``, and the errors of ``Answers.find``."""
@@ -135,7 +142,7 @@ class OneTransaction:
             return found
         if has_begun(self._session):
             raise _refusal("is in use by another task of the request")
-        self._session.info[ONCE] = True
+        self._session.info[ONCE] = self
         self._session.join_transaction_mode = "create_savepoint"
         self._session.get_bind = self._joined  # type: ignore[method-assign]
         return None
@@ -237,6 +244,7 @@ class OneTransaction:
     def _sending(self, connection: Connection, _cursor: object, sql: str, *_more: object) -> None:
         if self.ended or self._committing:
             return
+        self.wrote = self.wrote or has_effect(sql)
         database = connection.dialect.name
         if kind_of(sql, mysql=database in _MYSQL) is Kind.COMMITS:
             raise _refusal(f"sends {sql!r:.100}, which commits by itself: use session.commit()")

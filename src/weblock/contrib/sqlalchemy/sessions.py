@@ -70,7 +70,7 @@ GUARDED: Final = "weblock_tokens"
 """Where a session notes the leases that guard it, each with the digest of its key."""
 
 ONCE: Final = "weblock_once"
-"""What a session notes while it works in the transaction of an idempotent request."""
+"""Where a session notes its ``OneTransaction`` while it works for an idempotent request."""
 
 Loaded = list[tuple[Any, dict[str, object]]]
 """Objects with the attributes that they had."""
@@ -121,6 +121,11 @@ def end_reading(session: Session) -> Loaded:
     Return the objects with the attributes that they had. Raise ``ConfigurationError`` if a rollback
     would lose anything.
     """
+    if (once := session.info.get(ONCE)) and once.has_begun:  # Its commits were savepoints.
+        raise _refusal(
+            "is committed together with the answer to an idempotent request",
+            "acquire the lock before the session is used, as by Depends(lock(...)) or @locks.lock",
+        )
     _look_for_replica(session)
     loaded = [(each, values) for each in session if (values := _values(each))]
     if _has_changes(session):
@@ -253,7 +258,8 @@ def _ended(session: Session, transaction: SessionTransaction) -> None:
             mapper, writes = ended.flushed
             _warn_if_other(session, _engine_of(session, mapper=mapper), writes)
         for known in ended.connections:
-            if (connection := known()) is not None:
+            connection = known()
+            if connection is not None and ONCE not in session.info:  # There it goes on.
                 _on.pop(connection, None)
 
 
@@ -261,7 +267,7 @@ def _sent(connection: Connection, _cursor: object, statement: str, *_more: objec
     if (transaction := _on.get(connection)) is not None:
         if (session := transaction.session()) is not None:
             _register(session)  # Its transaction may be older than the request.
-        if transaction.statement is None and _has_effect(statement):
+        if transaction.statement is None and has_effect(statement):
             transaction.statement = statement
 
 
@@ -276,7 +282,8 @@ def _attached(_session: Session, instance: object) -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _has_effect(statement: str) -> bool:
+def has_effect(statement: str) -> bool:
+    """Return whether a rollback would undo anything of a statement."""
     match kind_of(statement):
         case Kind.READS:
             return bool(_KEEPS.search(statement))
@@ -293,13 +300,15 @@ def _leaving(lease: BaseLease) -> None:
         session = known()
         if not isinstance(session, Session):
             continue
-        transaction = _open.get(session)
-        if (transaction and transaction.statement) or _has_changes(session):
+        transaction, once = _open.get(session), session.info.get(ONCE)
+        wrote = (transaction and transaction.statement) or (once and once.wrote)
+        if wrote or _has_changes(session):
             _warn_once(
                 "the lock of %.200r was released although a session of the request has uncommitted writes:"
                 " until its COMMIT, the next holder reads the old rows. Acquire the key with"
                 " request_locks().acquire() (in Flask: the acquire() of WebLock), or commit while the lock"
-                " is held",
+                " is held (in an idempotent request, session.commit() does not commit: acquire the lock"
+                " before the session is used)",
                 lease.key,
             )
 
@@ -321,11 +330,6 @@ def _roll_back(session: Session) -> None:
     current = session.get_transaction()
     if session.in_nested_transaction():
         raise _refusal("is inside begin_nested()")
-    if ONCE in session.info:
-        raise _refusal(
-            "is committed together with the answer to an idempotent request",
-            "acquire the lock before the session is used, as by Depends(lock(...)) or @locks.lock",
-        )
     if transaction is None:
         raise _refusal("began before weblock was installed in the application")
     if transaction.statement:
