@@ -190,7 +190,7 @@ def answered(status):
         (ends_with(lambda: JSONResponse("x" * 1000)), 500),
         *((answered(each), each) for each in (409, 429, 503)),
     ],
-    ids=["raised", "failed", "stream", "long", "409", "429", "503"],
+    ids=["raised", "failed", "stream", "busy", "long", "409", "429", "503"],
 )
 async def test_what_is_not_stored_is_not_committed(shop, work, status):
     """Though the application has committed: so a retry can be executed."""

@@ -97,17 +97,18 @@ def test_a_request_that_is_sent_again_gets_the_same_answer(shop):
     assert shop.rows() == (2, 2)
 
 
-@pytest.mark.parametrize("how", ["raised", "failed", "409", "503", "stream", "long"])
+@pytest.mark.parametrize("how", ["raised", "failed", "409", "503", "stream", "long", "busy"])
 def test_what_is_not_stored_is_not_committed(shop, how):
     """Though the view has committed: so a retry can be executed."""
     ends = {
         "raised": lambda: abort(404),
         "failed": lambda: 1 // 0,
         "stream": lambda: Response(iter(["a"])),
+        "busy": lambda: Response(iter(["a"]), 503),
         "long": lambda: "x" * 1000,
     }
     shop.add("/orders", ends.get(how, lambda: ("", int(how))), max_body=100)
-    statuses = {"raised": 404, "409": 409, "503": 503}
+    statuses = {"raised": 404, "409": 409, "503": 503, "busy": 503}
     for _ in range(2):
         assert shop.post().status_code == statuses.get(how, 500)
     assert shop.rows() == (0, 0)

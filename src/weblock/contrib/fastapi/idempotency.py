@@ -250,21 +250,22 @@ class _Exchange:
         elif kind == "http.response.start":
             self._start = message
         elif kind == "http.response.body":
-            body = message.get("body", b"")
-            self.spec.refuse_long(len(body), streams=message.get("more_body", False))
-            await self._complete(body)
+            await self._complete(message.get("body", b""), streams=message.get("more_body", False))
             await self._send(self._start)
             await self._send(message)
         elif kind in ("http.response.pathsend", "http.response.zerocopysend"):
-            self.spec.refuse_long(0, streams=True)
+            await self._complete(b"", streams=True)
+            await self._send(self._start)
+            await self._send(message)
         else:
             await self._send(message)
 
-    async def _complete(self, body: bytes) -> None:
+    async def _complete(self, body: bytes, *, streams: bool) -> None:
         status = self._start["status"]
         if not self.spec.is_stored(status):
             await self.run(self.once.roll_back)
             return
+        self.spec.refuse_long(len(body), streams=streams)
         self.locks.check_done()
         pairs = self._start.get("headers", ())
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]

@@ -58,9 +58,9 @@ def _execute(view: Callable[[], Any], spec: IdempotencySpec) -> Response:
         raise Replay(found)
     try:
         response = current_app.make_response(view())
-        streams = response.is_streamed or response.direct_passthrough
-        spec.refuse_long(0 if streams else len(response.get_data()), streams=streams)
         if spec.is_stored(response.status_code):
+            streams = response.is_streamed or response.direct_passthrough
+            spec.refuse_long(0 if streams else len(response.get_data()), streams=streams)
             held.check_done()
             headers = list(response.headers)
             transaction.commit(Answer.of(response.status_code, headers, response.get_data()))
