@@ -139,6 +139,33 @@ def test_forms_are_compared_by_their_parts(shop):
     assert shop.rows() == (1, 1)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_second_session_in_the_view_is_rejected(shop, fails):
+    """After ``db.session.remove()`` the next one would commit without the answer."""
+
+    @shop.app.post("/orders")
+    @shop.web.idempotent(caller="anonymous")
+    def view():
+        shop.db.session.remove()
+        if fails:
+            abort(404)
+        shop.db.session.add(shop.order())
+        shop.db.session.commit()
+
+    @shop.app.errorhandler(404)
+    def not_found(_error):
+        shop.db.session.remove()
+        return str(shop.db.session.scalar(shop.db.select(1))), 404
+
+    shop.app.testing = True
+    if fails:
+        assert shop.post().text == "1"  # Error handlers use sessions as always.
+    else:
+        with pytest.raises(ConfigurationError, match="uses a second"):
+            shop.post()
+    assert shop.rows() == (0, 0)
+
+
 def test_many_at_once_are_executed_once(shop):
     """The others wait, and get the answer."""
     shop.add("/orders", lambda: str(len(shop.ran)), wait=30)

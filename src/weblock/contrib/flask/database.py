@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _GUARDED: Final = "weblock.guarded"
 """Where a request notes the leases that guard its sessions, each with the seconds that its guard waits."""
 
+JOINED: Final = "weblock.once"
+"""Where a request notes the ``OneTransaction`` that its ``db.session`` has joined."""
+
 
 class Database:
     """The sessions of an application, if it has any: no commit without the lease.
@@ -118,9 +121,17 @@ def _held() -> Book | None:
 
 
 def _guard_new(session: Any) -> None:
-    """Guard a session that the request makes with what it holds: after ``db.session.remove()``, say."""
+    """Guard a session that the request makes with what it holds: after ``db.session.remove()``, say.
+
+    Raises ``ConfigurationError`` for a second one in an idempotent view, whose commits would be real ones.
+    """
     from ..sqlalchemy import guard
 
     if has_request_context():
+        if (joined := request.environ.get(JOINED)) and not joined.ended:
+            raise ConfigurationError(
+                "an idempotent view uses a second db.session, which cannot be committed together with its"
+                " answer: leave out db.session.remove(), and other application contexts"
+            )
         for lease, wait in request.environ.get(_GUARDED, ()):
             guard(session, lease, fence=True, wait=wait)

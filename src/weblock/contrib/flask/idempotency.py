@@ -11,6 +11,7 @@ from flask import Response, current_app, request
 from ...errors import LockTimeout
 from ..kit.idempotency import Answer, IdempotencySpec, Replay
 from ..wsgi import request_locks
+from .database import JOINED
 from .views import ONCE, installed
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,6 +57,7 @@ def _execute(view: Callable[[], Any], spec: IdempotencySpec) -> Response:
             raise
     if found:
         raise Replay(found)
+    request.environ[JOINED] = transaction
     try:
         response = current_app.make_response(view())
         if spec.is_stored(response.status_code):
