@@ -9,7 +9,16 @@ from typing import Annotated, Any
 
 import httpx
 import pytest
-from fastapi import BackgroundTasks, Depends, FastAPI, Header, HTTPException, Request
+from fastapi import (
+    BackgroundTasks,
+    Depends,
+    FastAPI,
+    Form,
+    Header,
+    HTTPException,
+    Request,
+    UploadFile,
+)
 from fastapi.responses import JSONResponse, RedirectResponse, StreamingResponse
 from sqlalchemy import create_engine, func, insert, select, text, update
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
@@ -187,6 +196,7 @@ def answered(status):
         (ends_with(HTTPException(404)), 404),
         (ends_with(ValueError()), 500),
         (ends_with(lambda: StreamingResponse(iter([b"a"]))), 500),
+        (ends_with(lambda: StreamingResponse(iter([b"a"]), 503)), 503),
         (ends_with(lambda: JSONResponse("x" * 1000)), 500),
         *((answered(each), each) for each in (409, 429, 503)),
     ],
@@ -211,6 +221,46 @@ async def test_an_error_that_was_returned_and_a_redirect_are_stored(shop):
         assert answers[1].headers["idempotency-replayed"] == "true"
         assert shop.rows() == rows
     assert answers[1].headers["location"] == "/x"
+
+
+@pytest.mark.parametrize("shop", ["sqlite-def"], indirect=True)
+@pytest.mark.parametrize("read_before", [False, True])
+async def test_forms_are_compared_by_their_parts(shop, read_before):
+    """A client chooses another boundary each time, and another dependency may have read the file."""
+
+    def caller(upload: UploadFile) -> str:
+        if read_before:
+            upload.file.read()
+        return "anna"
+
+    def create(text: Annotated[str, Form()], upload: UploadFile, session: Any) -> str:
+        session.add(Order(amount=1))
+        return text + upload.file.read().decode()
+
+    create.__annotations__["session"] = Annotated[Any, shop.session(caller=caller)]
+    shop.app.post("/orders")(create)
+
+    async def form(content):
+        return await shop.post("/orders", data={"text": "x"}, files={"upload": ("name", content)})
+
+    answers = [await form(b"1"), await form(b"1"), await form(b"2")]
+    assert [each.status_code for each in answers] == [200, 200, 422]
+    assert answers[0].json() == answers[1].json() == "x1"
+    assert shop.rows() == (1, 1)
+
+
+@pytest.mark.parametrize("shop", ["sqlite-def"], indirect=True)
+async def test_a_body_that_was_read_as_a_stream_is_rejected(shop):
+    """Nothing is left to compare: another body would get the old answer."""
+
+    async def caller(request: Request) -> str:
+        shop.ran += [chunk.decode() async for chunk in request.stream()]
+        return "anna"
+
+    shop.add("/orders", order, caller=caller)
+    assert (await shop.post("/orders", content=b"pay 1")).status_code == 500
+    assert shop.ran == ["pay 1", ""]
+    assert shop.rows() == (0, 0)
 
 
 async def test_many_at_once_are_executed_once(shop):

@@ -127,7 +127,12 @@ def test_an_error_that_was_returned_and_a_redirect_are_stored(shop):
 
 
 def test_forms_are_compared_by_their_parts(shop):
-    """A client chooses another boundary each time."""
+    """A client chooses another boundary each time, and a function before the request may have read a file."""
+
+    @shop.app.before_request
+    def read():
+        request.files["f"].read()
+
     shop.add("/orders", lambda: request.form["a"] + request.files["f"].read().decode())
 
     def form(content, boundary=None):
@@ -136,6 +141,19 @@ def test_forms_are_compared_by_their_parts(shop):
 
     assert form(b"1").text == form(b"1").text == "x1"
     assert form(b"2").status_code == 422
+    assert shop.rows() == (1, 1)
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "multipart/form-data; boundary=b"])
+def test_a_body_that_was_read_as_a_stream_is_rejected(shop, content_type):
+    """Nothing is left to compare: another body would get the old answer."""
+    shop.app.before_request(lambda: shop.ran.append(request.stream.read()))
+    shop.add("/orders", lambda: "paid")
+    shop.app.testing = True
+    with pytest.raises(ConfigurationError, match="something has read their body"):
+        shop.post(data=b"pay 1", content_type=content_type)
+    assert shop.ran == [b"pay 1"]
+    assert shop.post().text == "paid"  # Without a body there is nothing to read.
     assert shop.rows() == (1, 1)
 
 

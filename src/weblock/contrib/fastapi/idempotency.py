@@ -5,6 +5,7 @@ The response is complete when it leaves the route, inside of all middleware: so 
 other middleware sees an ordinary response, each time.
 """
 
+import hashlib
 import inspect
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -186,12 +187,21 @@ async def _parts_of(request: Request) -> list[bytes]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if body is not None and kind != "multipart/form-data":
         return [body]
+    if kind not in ("multipart/form-data", "application/x-www-form-urlencoded"):
+        raise ConfigurationError(
+            "idempotent() cannot tell two requests apart, because something has read their body as a"
+            " stream before: use `await request.body()` instead of request.stream()"
+        )
     parts: list[bytes] = []
     for name, value in (await request.form()).multi_items():
         if isinstance(value, UploadFile):
-            parts += [name.encode(), f"{value.filename} {value.content_type}".encode()]
-            parts.append(await value.read())
+            await value.seek(0)  # A dependency may have read it.
+            content = hashlib.sha256()
+            while chunk := await value.read(64 * 1024):
+                content.update(chunk)
             await value.seek(0)
+            about = f"{value.filename} {value.content_type}"
+            parts += [name.encode(), about.encode(), content.digest()]
         else:
             parts += [name.encode(), b"", value.encode()]
     return parts

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from flask import Response, current_app, request
 
-from ...errors import LockTimeout
+from ...errors import ConfigurationError, LockTimeout
 from ..kit.idempotency import Answer, IdempotencySpec, Replay
 from ..wsgi import request_locks
 from .database import JOINED
@@ -73,13 +74,23 @@ def _execute(view: Callable[[], Any], spec: IdempotencySpec) -> Response:
 
 def _parts_of_body() -> Iterator[bytes]:
     """Yield the body of the request; of a form its parts, whatever separates them."""
-    if request.mimetype != "multipart/form-data":
-        body = request.get_data()
-        if body or not request.form:  # The form may have been parsed before.
-            yield body
-            return
+    is_multipart = request.mimetype == "multipart/form-data"
+    body = b"" if is_multipart else request.get_data()
+    is_short = len(body) != (request.content_length or len(body))
+    if is_short and (body or not (request.form or request.files)):
+        raise ConfigurationError(
+            "idempotent() cannot tell two requests apart, because something has read their body as a"
+            " stream before, or it is a form without fields: use request.get_data() instead of request.stream"
+        )
+    if body or not (is_multipart or request.form):  # The form may have been parsed before.
+        yield body
+        return
     for name, value in request.form.items(multi=True):
         yield from (name.encode(), b"", value.encode())
     for name, file in request.files.items(multi=True):
-        yield from (name.encode(), f"{file.filename} {file.mimetype}".encode(), file.read())
+        file.seek(0)  # A function before the request may have read it.
+        content = hashlib.sha256()
+        while chunk := file.read(64 * 1024):
+            content.update(chunk)
         file.seek(0)
+        yield from (name.encode(), f"{file.filename} {file.mimetype}".encode(), content.digest())
