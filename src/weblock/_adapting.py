@@ -55,7 +55,11 @@ It must not wait, nor raise.
 
 
 def give_up(locks: BaseLocks, token: str) -> None:
-    """Release in the background what a token of ``hand_over`` stands for, unless it was taken over."""
+    """Release in the background what a token of ``hand_over`` stands for, unless it was taken over.
+
+    Raises ``ConfigurationError`` if the locks are closed: then the keys stay taken.
+    """
+    locks._ensure_open()
     release_given(locks._locker, leases_in(token))
 
 

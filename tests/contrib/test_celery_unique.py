@@ -16,6 +16,7 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from tests.support.waiting import PATIENCE, eventually
 from weblock import ConfigurationError, EngineUnavailable, Lease, Locks
+from weblock._adapting import give_up, rest
 from weblock._core.keeping import Keeper
 from weblock.contrib.celery import AlreadyQueued, LockedTask, WebLock, lease_of
 from weblock.contrib.celery import task as task_module
@@ -368,6 +369,17 @@ def test_a_task_that_ends_before_its_function_is_called_frees_its_key(app, locks
     with worker(app):
         eventually(result.ready)
     eventually(lambda: is_free(locks, "job"))
+
+
+def test_a_key_is_given_back_although_the_locks_rest(tmp_path):
+    """They open again for it; closed ones say that they cannot."""
+    with Locks.from_url(f"file://{tmp_path}/locks") as locks:
+        token = locks.acquire("job").hand_over(ttl=600)
+        rest(locks)
+        give_up(locks, token)
+        eventually(lambda: is_free(locks, "job"))
+    with pytest.raises(ConfigurationError, match="is closed"):
+        give_up(locks, token)
 
 
 def test_a_worker_whose_task_has_another_key_holds_that_one(app, locks, pay):
