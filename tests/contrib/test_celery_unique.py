@@ -371,6 +371,114 @@ def test_a_task_that_ends_before_its_function_is_called_frees_its_key(app, locks
     eventually(lambda: is_free(locks, "job"))
 
 
+@pytest.mark.parametrize("how", ["before_start", "call", "replace", "autoretry_for"])
+def test_a_retry_outside_of_the_function_hands_the_key_on(app, locks, how):
+    """Before its run or after it, a task sends its next attempt with its lease, for ``unique_for`` again."""
+    seen = []
+
+    class Hesitant(LockedTask):
+        abstract = True
+        lock, unique, unique_for, ttl = "job", "raise", 600, 5
+        autoretry_for, retry_kwargs = (ZeroDivisionError,), {"countdown": 0}
+
+        def is_first(self, hook):
+            return hook == how and self.name == "job" and not self.request.retries
+
+        def before_start(self, *_):
+            seen.append(locks.inspect("job"))
+            if self.is_first("before_start"):
+                self.retry(countdown=0)
+            if self.is_first("replace"):
+                self.replace(other.si())
+
+        def __call__(self, *args, **kwargs):
+            if self.is_first("call"):
+                self.retry(countdown=0)
+            return super().__call__(*args, **kwargs)
+
+        def run(self):
+            assert not 1 / (not self.is_first("autoretry_for")) - 1
+            return lease_of().fence
+
+    job, other = (
+        app.register_task(type(name, (Hesitant,), {"name": name})()) for name in ("job", "other")
+    )
+    result = job.delay()
+    with worker(app):
+        fence = result.get(timeout=PATIENCE)
+    assert [each.fence for each in seen] == [fence, fence]
+    assert seen[1].remaining > 500
+    last = "other" if how == "replace" else "job"
+    assert seen[1].holder.endswith(f" {last}[{result.id}]")
+    eventually(lambda: is_free(locks, "job"))
+
+
+def test_a_task_that_is_not_retried_any_more_is_free_before_its_result_is_there(app, locks):
+    """Without an attempt left, ``autoretry_for`` keeps no key."""
+
+    class Failing(LockedTask):
+        name, lock, unique, unique_for = "failing", "job", "raise", 600
+        autoretry_for, max_retries = (ZeroDivisionError,), 0
+
+        def run(self):
+            return 1 / 0
+
+        def on_failure(self, *_):
+            freed.append(is_free(locks, "job"))
+
+    freed, job = [], app.register_task(Failing())
+    with worker(app):
+        eventually(job.delay().ready)
+    assert freed == [True]
+
+
+def test_a_duplicate_in_a_canvas_is_skipped_although_a_hook_retries_it(app, locks):
+    """Its next attempt is a duplicate, too, even if the key has become free meanwhile."""
+    retried, ran = [], []
+
+    class Retried(LockedTask):
+        name, lock, unique, unique_for = "retried", "job", "raise", 600
+
+        def before_start(self, task_id, *_):
+            if self.request.chain and not self.request.retries:
+                eventually(lambda: is_free(locks, "job"))
+                retried.append(task_id)
+                self.retry(countdown=0)
+
+        def run(self):
+            ran.append(self.request.id)
+
+    job = app.register_task(Retried())
+    first = job.delay()
+    chained = chain(job.s(), app.task(name="twice")(doubled).s()).apply_async()
+    with worker(app):
+        assert chained.get(timeout=PATIENCE) is None
+    assert retried == [chained.parent.id]
+    assert ran == [first.id]
+
+
+def test_a_hook_that_retries_with_other_arguments_holds_their_key(app, locks):
+    """The next attempt has the key of its own arguments, and that of the first is free."""
+    seen = []
+
+    class Moved(LockedTask):
+        name, lock, unique, unique_for = "moved", "job:{0}", "raise", 600
+
+        def before_start(self, *_):
+            if not self.request.retries:
+                seen.append(locks.inspect("job:7"))
+                self.retry(args=(8,), countdown=0)
+
+        def run(self, number):
+            assert is_free(locks, "job:7")
+            return lease_of().key
+
+    result = app.register_task(Moved()).delay(7)
+    with worker(app):
+        assert result.get(timeout=PATIENCE) == "job:8"
+    assert seen[0].holder.endswith(f"[{result.id}]")
+
+
 def test_a_key_is_given_back_although_the_locks_rest(tmp_path):
     """They open again for it; closed ones say that they cannot."""
     with Locks.from_url(f"file://{tmp_path}/locks") as locks:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery, Task
 from celery.app.task import Context
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Retry
 from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
@@ -199,15 +199,25 @@ class LockedTask(Task):
 
         That attempt acquires its keys when it runs, and must not be lost.
         """
-        current, running = self.app.current_task, innermost(Running)
+        locks, current, running = locks_for(self), self.app.current_task, innermost(Running)
         # By ``retry`` or ``replace``.
         is_next_attempt = current is not None and current.request.id == task_id
         lease = running.lease if is_next_attempt and running and running.task is current else None
+        # Of the message of this attempt, if no run has taken it: a hook may retry the task before.
+        headers = dict(current.request.headers or {}) if is_next_attempt else {}
+        unused = headers.pop(unique.HEADER, "")
+        if unused == unique.DUPLICATE:
+            return unique.DUPLICATE
         try:
-            if lease and lease.keys == keys:
-                with suppress(LeaseLost):
+            with suppress(LeaseLost):
+                if lease and lease.keys == keys:
                     return lease.hand_over(ttl=length)
-            return unique.token_for(locks_for(self), keys, options, length)
+                if unused and current.app is self.app:
+                    with locks.take_over(unused, label=options["label"]) as lease:
+                        current.request.headers = headers
+                        if lease.keys == keys:
+                            return lease.hand_over(ttl=length)
+            return unique.token_for(locks, keys, options, length)
         except (unique.AlreadyQueued, EngineUnavailable):
             if is_next_attempt:
                 return ""
@@ -348,8 +358,29 @@ class Running(RequestLeases[Lease]):
         drive(least.begin(own))
         try:
             return work()
+        except BaseException as error:
+            if self.task.unique is not None and self._is_sent_again_after(error):
+                with suppress(LeaseLost, EngineUnavailable):
+                    # ``_token_for`` finds it there.
+                    request.headers = {**headers, unique.HEADER: own.hand_over()}
+            raise
         finally:
             least.end(own)
+
+    def _is_sent_again_after(self, error: BaseException) -> bool:
+        """Return whether ``autoretry_for`` retries the task after an error, outside of its run."""
+        task, request = self.task, self.task.request
+        retried, others = (
+            tuple(getattr(task, name, ())) for name in ("autoretry_for", "dont_autoretry_for")
+        )
+        limit = getattr(task, "retry_kwargs", {}).get("max_retries", task.max_retries)
+        return (
+            isinstance(error, retried)
+            and not isinstance(error, (Ignore, Retry, *others))
+            and not request.called_directly
+            and not request.is_eager
+            and (limit is None or request.retries < limit)
+        )
 
     def _acquire(self, keys: Sequence[CheckedKey], given: HoldOptions) -> Lease:
         """Acquire the keys; wait for an earlier delivery, or attempt, of this very task.

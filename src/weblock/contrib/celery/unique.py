@@ -3,7 +3,8 @@
 1. ``apply_async`` acquires the key, hands the lease over to a token (``Lease.hand_over``), and sends the
    token with the message. No process renews that lease: it lasts for ``unique_for``, after the task's ETA.
 2. The run takes the lease over, and renews it until the task ends (or releases it at once, with
-   ``until="start"``). ``self.retry`` and ``self.replace`` hand it over again.
+   ``until="start"``). ``self.retry``, ``self.replace`` and ``autoretry_for`` hand it over again, also
+   before the run has taken it.
 3. If the lease cannot be taken over, another delivery has it, or it has ended. Then the run acquires the key
    like any other task, without waiting: it is skipped if another task has the key.
 4. A task that ends before its run has taken the token (it was revoked, it expired, or it failed before its
