@@ -48,7 +48,11 @@ def test_weblocks_line_does_not(outcomes: dict[str, Outcome]) -> None:
 def test_the_picture_shows_every_section(outcomes: dict[str, Outcome]) -> None:
     """Every version has its title in it, every section a bar, and red is where they overlap."""
     picture = ET.fromstring(picture_of(list(outcomes.values())))
-    texts = {each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")}
+    texts = {
+        part
+        for each in picture.iter("{http://www.w3.org/2000/svg}text")
+        for part in each.itertext()
+    }
     bars = Counter(each.get("class") for each in picture.iter("{http://www.w3.org/2000/svg}rect"))
     assert {each.title for each in VERSIONS} <= texts
     assert "3 items, no overlaps" in texts
