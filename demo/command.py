@@ -77,9 +77,12 @@ async def _until_interrupted(story: Coroutine[None, None, int]) -> int:
         telling.cancel()
 
     def ignore() -> None:
+        # Between the two calls, another signal would find Python's own handler.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         for each in SIGNALS:
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     for each in SIGNALS:
         loop.add_signal_handler(each, interrupt)

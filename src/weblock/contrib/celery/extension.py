@@ -75,7 +75,8 @@ class WebLock:
         if app.finalized:
             self._check()
         for ends in (task_revoked, task_postrun):
-            ends.connect(self._ended, weak=False)
+            # Before 5.7, Celery takes the methods of two instances for one receiver.
+            ends.connect(self._ended, weak=False, dispatch_uid=f"weblock:{id(self)}")
 
     @property
     def locks(self) -> Locks:

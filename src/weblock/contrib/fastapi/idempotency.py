@@ -294,7 +294,8 @@ class _Exchange:
     async def respond(self, answer: Answer) -> None:
         """Send a stored answer."""
         headers = [
-            (name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers
+            (name.encode("latin-1"), value.encode("latin-1"))
+            for name, value in list(answer.headers)
         ]
         await self._send(
             {"type": "http.response.start", "status": answer.status, "headers": headers}

@@ -110,6 +110,6 @@ def _describe(schema: dict[str, Any], found: LockingRoute, problem_of: ProblemOf
             }
             content = {"schema": {"$ref": f"#/components/schemas/{SCHEMA}"}, "examples": examples}
             response.setdefault("content", {}).setdefault(alike[0].media_type, content)
-            for name in {name for each in alike for name in each.headers}:
+            for name in {name for each in alike for name in list(each.headers)}:
                 header = {"schema": {"type": "string"}}
                 response.setdefault("headers", {}).setdefault(name, header)
