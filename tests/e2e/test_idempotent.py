@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 
 import httpx
 import pytest
 from sqlalchemy import create_engine, func, select
 from sqlalchemy.orm import Session
 
-from tests.servers.ports import free_port
 from tests.servers.postgres import shared_postgres
 from tests.servers.process import spawn
 from tests.support.waiting import PATIENCE, eventually
@@ -27,29 +30,57 @@ TOP = Path(__file__).parents[2]
 
 
 class Shop:
-    """Two workers of a server, which starts another one when one is killed."""
+    """Two workers that share a socket; another one starts at once when one is killed.
+
+    Not uvicorn's own supervisor: it waits a minute for the answer of a worker that is killed while it asks.
+    """
 
     def __init__(self, folder: Path, database: str, sessions: str) -> None:
         self.folder = folder
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        fd = self.listening.fileno()
         if sessions == "django":
-            command = ["gunicorn", "tests.e2e.idempotent_django:app", f"--bind=127.0.0.1:{port}"]
-            command += ["--workers=2", "--threads=8"]
+            command = ["gunicorn", "tests.e2e.idempotent_django:app", f"--bind=fd://{fd}"]
+            command += ["--threads=8"]
         else:
-            command = ["uvicorn", "tests.e2e.idempotent_app:app", f"--port={port}"]
-            command += ["--workers=2", "--log-level=warning", "--timeout-worker-healthcheck=60"]
-        command = [sys.executable, "-m", *command]
-        environment = {
+            command = ["uvicorn", "tests.e2e.idempotent_app:app", f"--fd={fd}"]
+            command += ["--log-level=warning"]
+        self.command = [sys.executable, "-m", *command]
+        self.environment = {
             "DATABASE": database,
             "ENGINE": f"file://{folder}/locks",
             "SESSIONS": sessions,
             "FOLDER": str(folder),
             "PYTHONPATH": str(TOP),
         }
-        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE, verify=False)
-        self.process = spawn(command, log=folder / "log", env=environment)
+        url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+        self.client = httpx.Client(base_url=url, timeout=PATIENCE, verify=False)
+        self.closed = False
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.keepers = [Thread(target=self.keep, args=(name,)) for name in ("first", "second")]
+        for keeper in self.keepers:
+            keeper.start()
         eventually(self.serves, within=PATIENCE)
+
+    def keep(self, name: str) -> None:
+        """Start a worker, and another one whenever it has died."""
+        for number in itertools.count():
+            if self.closed:
+                return
+            log, fds = self.folder / f"{name}-{number}.log", [self.listening.fileno()]
+            self.workers[name] = spawn(self.command, log=log, env=self.environment, pass_fds=fds)
+            self.workers[name].wait()
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self.closed = True
+        while any(keeper.is_alive() for keeper in self.keepers):
+            for worker in list(self.workers.values()):
+                worker.kill()
+            for keeper in self.keepers:
+                keeper.join(0.05)
+        self.listening.close()
+        self.client.close()
 
     def serves(self) -> bool:
         """Whether a worker responds."""
@@ -70,7 +101,7 @@ class Shop:
                 problem = answer.text
             except httpx.HTTPError as error:
                 problem = repr(error)
-            log = (self.folder / "log").read_text()
+            log = "\n".join(each.read_text() for each in self.folder.glob("*.log"))
             assert time.monotonic() < deadline, f"{problem}\n{log}"
             time.sleep(pause)
             pause = min(2 * pause, 1)
@@ -98,9 +129,7 @@ def shop(request, tmp_path) -> Iterator[Shop]:
     shop = Shop(tmp_path, url.replace("psycopg", driver), sessions)
     shop.engine = engine
     yield shop
-    shop.process.terminate()
-    shop.process.wait()
-    shop.client.close()
+    shop.close()
     engine.dispose()
 
 

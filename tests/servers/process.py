@@ -22,6 +22,7 @@ def spawn(
     log: Path,
     env: Mapping[str, str] | None = None,
     user: int | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """A process that writes to ``log``, with a user id of its own where ``user`` names one.
 
@@ -37,6 +38,7 @@ def spawn(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                pass_fds=pass_fds,
             )
 
     return _starter.submit(start).result()
