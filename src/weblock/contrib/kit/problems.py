@@ -148,83 +148,58 @@ def answers(
 
 
 def _problem_of(error: BaseException | None) -> Problem | None:
-    match error:
-        case LockTimeout():
-            return Problem(
-                HTTPStatus.CONFLICT.value,
-                "lock_timeout",
-                "The resource is busy",
-                "Another request that must not overlap with this one is running. Try again shortly.",
-                {"Retry-After": _retry_after(error.retry_after)},
-            )
-        case EngineRecovering():
-            return Problem(
-                HTTPStatus.SERVICE_UNAVAILABLE.value,
-                "engine_recovering",
-                "The lock service is recovering",
-                "It was started just now, and grants nothing while earlier requests may still be running."
-                " Try again shortly.",
-                {"Retry-After": _retry_after(error.retry_after)},
-            )
-        case EngineUnavailable():
-            return Problem(
-                HTTPStatus.SERVICE_UNAVAILABLE.value,
-                "engine_unavailable",
-                "The lock service is unavailable",
-                "It is not known whether the resource is free. Try again later.",
-                {"Retry-After": str(ENGINE_RETRY_AFTER)},
-            )
-        case LeaseLost():
-            return Problem(
-                HTTPStatus.SERVICE_UNAVAILABLE.value,
-                "lease_lost",
-                "The lock was lost while the request was served",
-                "It is not certain what was done. Check before you try again.",
-            )
-        case IdempotencyKeyReused() | InvalidKey() | BodyTimeout():
-            return Problem(
-                *next(_OF_CLIENTS[kind] for kind in _OF_CLIENTS if isinstance(error, kind))
-            )
-        case _:
-            return _problem_of_answers(error)
+    if isinstance(error, IdempotencyKeyInvalid):
+        missing, header = error.missing, error.header
+        return Problem(
+            HTTPStatus.BAD_REQUEST.value,
+            "idempotency_key_missing" if missing else "idempotency_key_invalid",
+            f"{header} is missing" if missing else f"{header} is malformed",
+            f"This operation requires the header {header}. Its value is a new random string, such as"
+            " a UUID, for each operation, and the same string when the request is sent again.",
+        )
+    found = next((_OF_ERRORS[kind] for kind in _OF_ERRORS if isinstance(error, kind)), None)
+    if found is None:
+        return None
+    status, code, title, detail = found
+    retry_after: int | None = None
+    if isinstance(error, LockTimeout | EngineRecovering | TooManyAnswers):
+        retry_after = min(LONGEST_RETRY_AFTER, max(1, math.ceil(error.retry_after or 0)))
+    elif isinstance(error, EngineUnavailable | AnswersUnavailable):
+        retry_after = ENGINE_RETRY_AFTER
+    headers = {"Retry-After": str(retry_after)} if retry_after else {}
+    return Problem(status.value, code, title, detail, headers)
 
 
-def _problem_of_answers(error: BaseException | None) -> Problem | None:
-    match error:
-        case AnswersUnavailable():
-            return Problem(
-                HTTPStatus.SERVICE_UNAVAILABLE.value,
-                "answers_unavailable",
-                "The store of answers is unavailable",
-                "It is not known whether this request was served before, so nothing was done."
-                " Send it again with the same idempotency key.",
-                {"Retry-After": str(ENGINE_RETRY_AFTER)},
-            )
-        case TooManyAnswers():
-            return Problem(
-                HTTPStatus.TOO_MANY_REQUESTS.value,
-                "too_many_answers",
-                "Too many idempotency keys",
-                "The answers to so many earlier requests are stored for you that nothing was done."
-                " Try again later, with the same idempotency key.",
-                {"Retry-After": _retry_after(error.retry_after)},
-            )
-        case IdempotencyKeyInvalid():
-            missing, header = error.missing, error.header
-            return Problem(
-                HTTPStatus.BAD_REQUEST.value,
-                "idempotency_key_missing" if missing else "idempotency_key_invalid",
-                f"{header} is missing" if missing else f"{header} is malformed",
-                f"This operation requires the header {header}. Its value is a new random string, such as"
-                " a UUID, for each operation, and the same string when the request is sent again.",
-            )
-        case _:
-            return None
-
-
-_OF_CLIENTS: Final[dict[type[WeblockError], tuple[int, str, str, str]]] = {
+_OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str, str]]] = {
+    LockTimeout: (
+        HTTPStatus.CONFLICT,
+        "lock_timeout",
+        "The resource is busy",
+        "Another request that must not overlap with this one is running. Try again shortly.",
+    ),
+    EngineRecovering: (
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "engine_recovering",
+        "The lock service is recovering",
+        (
+            "It was started just now, and grants nothing while earlier requests may still be running."
+            " Try again shortly."
+        ),
+    ),
+    EngineUnavailable: (
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "engine_unavailable",
+        "The lock service is unavailable",
+        "It is not known whether the resource is free. Try again later.",
+    ),
+    LeaseLost: (
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "lease_lost",
+        "The lock was lost while the request was served",
+        "It is not certain what was done. Check before you try again.",
+    ),
     StrangePath: (
-        HTTPStatus.BAD_REQUEST.value,
+        HTTPStatus.BAD_REQUEST,
         "strange_path",
         "The path can be read in more than one way",
         (
@@ -232,17 +207,8 @@ _OF_CLIENTS: Final[dict[type[WeblockError], tuple[int, str, str, str]]] = {
             " as UTF-8, and with plain numbers."
         ),
     ),
-    IdempotencyKeyReused: (
-        HTTPStatus.UNPROCESSABLE_ENTITY.value,
-        "idempotency_key_reused",
-        "The idempotency key was used for another request",
-        (
-            "A request with this key had another query or body. Send the same request again, or use a"
-            " new key for another one."
-        ),
-    ),
     InvalidKey: (
-        HTTPStatus.BAD_REQUEST.value,
+        HTTPStatus.BAD_REQUEST,
         "invalid_key",
         "The request names something that cannot be locked",
         (
@@ -251,14 +217,37 @@ _OF_CLIENTS: Final[dict[type[WeblockError], tuple[int, str, str, str]]] = {
         ),
     ),
     BodyTimeout: (
-        HTTPStatus.REQUEST_TIMEOUT.value,
+        HTTPStatus.REQUEST_TIMEOUT,
         "body_timeout",
         "The request took too long to arrive",
         "Its body did not arrive in time. Send it again, without pauses.",
     ),
+    IdempotencyKeyReused: (
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        "idempotency_key_reused",
+        "The idempotency key was used for another request",
+        (
+            "A request with this key had another query or body. Send the same request again, or use a"
+            " new key for another one."
+        ),
+    ),
+    AnswersUnavailable: (
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "answers_unavailable",
+        "The store of answers is unavailable",
+        (
+            "It is not known whether this request was served before, so nothing was done."
+            " Send it again with the same idempotency key."
+        ),
+    ),
+    TooManyAnswers: (
+        HTTPStatus.TOO_MANY_REQUESTS,
+        "too_many_answers",
+        "Too many idempotency keys",
+        (
+            "The answers to so many earlier requests are stored for you that nothing was done."
+            " Try again later, with the same idempotency key."
+        ),
+    ),
 }
-"""The errors that clients cause; a subclass precedes its base class."""
-
-
-def _retry_after(seconds: float | None) -> str:
-    return str(min(LONGEST_RETRY_AFTER, max(1, math.ceil(seconds or 0))))
+"""The status, code, title and detail of each error; a subclass precedes its base class."""
