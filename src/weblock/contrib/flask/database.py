@@ -10,13 +10,12 @@ from flask import Flask, has_app_context, has_request_context, request
 
 from ...errors import ConfigurationError
 from ...sync import Lease
-from ..kit import Book, watch_sessions
+from ..kit import watch_sessions
 from ..kit.guarding import DATABASE_GUARD, GuardKind
 from ..wsgi.request import ENVIRON_KEY, RequestLocks
 
 if TYPE_CHECKING:
     from ..kit.idempotency import Asked, IdempotencySpec
-    from ..sqlalchemy import Sessions
     from ..sqlalchemy.idempotency import OneTransaction
 
 _GUARDED: Final = "weblock.guarded"
@@ -32,7 +31,8 @@ class Database:
     Where a guard is wanted, the database itself refuses a holder whose key has passed to another.
     """
 
-    _sessions: Sessions | None = None
+    _sessions: Any = None
+    """``db.session`` of Flask-SQLAlchemy."""
 
     def __init__(self, app: Flask, guard: GuardKind, wait: float) -> None:
         """``wait`` is how many seconds a database waits for a former holder."""
@@ -45,17 +45,20 @@ class Database:
         watch_sessions()  # SQLAlchemy may have been imported after the extension was made.
         extension: Any = self._app.extensions.get("sqlalchemy")
         if self._sessions is None and hasattr(extension, "session"):
-            from ..sqlalchemy import Sessions
+            from ..sqlalchemy import watch_registry
 
-            self._sessions = Sessions.of(extension.session, _held, _guard_new)
+            self._sessions = extension.session
+            watch_registry(extension.session, _guard_new, _before_commit)
 
     def end_reading(self) -> None:
         """End what ``db.session`` has read: it may be older than the request, as in a test's own context.
 
         Raises ``ConfigurationError`` if it has written already.
         """
-        if self._sessions:
-            self._sessions.end_reading()
+        if self._sessions and self._sessions.registry.has():
+            from ..sqlalchemy.sessions import end_reading
+
+            end_reading(self._sessions())
 
     def guards(self, guard: GuardKind | None) -> bool:
         """Return whether the database guards a lock with this ``guard=``.
@@ -79,8 +82,11 @@ class Database:
         guarded: list[tuple[Lease, float]] = request.environ.setdefault(_GUARDED, [])
         known = {key for each, _wait in guarded for key in each.keys}
         if self._sessions and not known.issuperset(lease.keys):
-            self._sessions.end_reading()
-            self._sessions.guard(lease, wait=self._wait)
+            self.end_reading()
+            if self._sessions.registry.has():
+                from ..sqlalchemy import guard
+
+                guard(self._sessions(), lease, fence=True, wait=self._wait)
             guarded.append((lease, self._wait))
 
     def one_transaction(self, spec: IdempotencySpec, asked: Asked) -> OneTransaction:
@@ -95,8 +101,8 @@ class Database:
             )
         from ..sqlalchemy.idempotency import OneTransaction
 
-        self._sessions.end_reading()
-        return OneTransaction(self._sessions.current(), spec, asked)
+        self.end_reading()
+        return OneTransaction(self._sessions(), spec, asked)
 
     def around(self, app: WSGIApplication) -> WSGIApplication:
         """Return the application; a session that outlives a request is not guarded after it.
@@ -114,10 +120,12 @@ class Database:
         return serve
 
 
-def _held() -> Book | None:
-    """Return the leases of the running request, which must still be valid when it commits."""
+def _before_commit(session: Any) -> None:
+    """Raise ``LeaseLost`` if the running request has lost a lease."""
     found: Any = request.environ.get(ENVIRON_KEY) if has_request_context() else None
-    return found.book if isinstance(found, RequestLocks) and found.book.keys else None
+    if isinstance(found, RequestLocks) and found.book.keys:
+        session.flush()
+        found.book.check()
 
 
 def _guard_new(session: Any) -> None:

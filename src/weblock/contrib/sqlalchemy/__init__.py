@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from ..._requirements import require
 
@@ -52,19 +53,12 @@ from ..kit.guarding import (  # noqa: E402
 )
 from ..kit.settings import shown  # noqa: E402
 from .idempotency import answer_table as answer_table  # noqa: E402
-from .sessions import GUARDED, commits_by_itself, end_reading, has_begun, watch  # noqa: E402
+from .sessions import GUARDED, commits_by_itself, has_begun, watch  # noqa: E402
 
 watch()
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
-
-
-class Checked(Protocol):
-    """What must still be held when work is committed."""
-
-    def check(self) -> None:
-        """Raise ``LeaseLost`` if it is not."""
 
 
 def guard(
@@ -117,69 +111,33 @@ def guard(
     _Guard(target, lease, marks_of(lease) if fence else None, wait)
 
 
-class Sessions:
-    """The sessions of a registry, such as Flask-SQLAlchemy's, which an adapter guards.
+def watch_registry(
+    sessions: scoped_session[Session],
+    made: Callable[[Session], None],
+    before_commit: Callable[[Session], None],
+) -> None:
+    """Call ``made`` with each session that a registry makes, and ``before_commit`` with each that commits.
 
-    No session commits when what the code that runs holds was lost. ``held`` returns it, or ``None``; its
-    ``check`` raises ``LeaseLost``. ``made`` is called with each session that the registry makes.
+    The first call for a registry counts: one module's ``db`` is often given to many applications, one for
+    each test, and each commit would be checked for every application that there has been.
     """
+    if sessions in _watched:
+        return
+    _watched.add(sessions)
+    create = sessions.registry.createfunc
 
-    @classmethod
-    def of(
-        cls,
-        sessions: scoped_session[Session],
-        held: Callable[[], Checked | None],
-        made: Callable[[Session], None],
-    ) -> Sessions:
-        """Return the ``Sessions`` of a registry, which all applications that share it have in common.
-
-        One module's ``db`` is often given to many applications, one for each test. With a ``Sessions`` each,
-        every commit would be checked once for every application there has been. All of them give the same
-        ``held`` and ``made``.
-        """
-        known = getattr(sessions.registry.createfunc, "__self__", None)
-        return known if isinstance(known, cls) else cls(sessions, held, made)
-
-    def __init__(
-        self,
-        sessions: scoped_session[Session],
-        held: Callable[[], Checked | None],
-        made: Callable[[Session], None],
-    ) -> None:
-        self._sessions = sessions
-        self._held = held
-        self._made = made
-        self._create = sessions.registry.createfunc
-        sessions.registry.createfunc = self._created
-        event.listen(sessions, "before_commit", self._before_commit)
-
-    def end_reading(self) -> None:
-        """End what the current session has read: see ``sessions.end_reading``."""
-        if self._sessions.registry.has():
-            end_reading(self._sessions())
-
-    def guard(self, lease: BaseLease, *, wait: float) -> None:
-        """Guard the current session, if there is one, until it is removed: see ``guard(..., fence=True)``."""
-        if self._sessions.registry.has():
-            guard(self._sessions(), lease, fence=True, wait=wait)
-
-    def current(self) -> Session:
-        """Return the current session, which is made if there is none."""
-        return self._sessions()
-
-    def remove(self) -> None:
-        """Close the current session, and forget it."""
-        self._sessions.remove()
-
-    def _created(self) -> Session:
-        session = self._create()
-        self._made(session)
+    def created() -> Session:
+        session = create()
+        made(session)
         return session
 
-    def _before_commit(self, session: Session) -> None:
-        if held := self._held():
-            session.flush()
-            held.check()
+    sessions.registry.createfunc = created
+    # SQLAlchemy knows a listener by the ids of its target and its function. A registry may have the id of
+    # one that is gone, so each has a function of its own.
+    event.listen(sessions, "before_commit", functools.partial(before_commit))
+
+
+_watched: Final[weakref.WeakSet[scoped_session[Session]]] = weakref.WeakSet()
 
 
 def fence_table(metadata: MetaData) -> Table:
