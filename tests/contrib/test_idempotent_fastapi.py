@@ -29,6 +29,7 @@ from starlette.middleware.sessions import SessionMiddleware
 
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import shared_postgres
+from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, ConfigurationError
 from weblock.contrib.fastapi import idempotent, install, lock, request_locks
 from weblock.contrib.fastapi.routes import locked_in
@@ -249,17 +250,53 @@ async def test_forms_are_compared_by_their_parts(shop, read_before):
     assert shop.rows() == (1, 1)
 
 
+MULTIPART = "multipart/form-data; boundary=b"
+
+
 @pytest.mark.parametrize("shop", ["sqlite-def"], indirect=True)
-async def test_a_body_that_was_read_as_a_stream_is_rejected(shop):
-    """Nothing is left to compare: another body would get the old answer."""
+@pytest.mark.parametrize("reads", ["all", "first", "elsewhere", "middleware"])
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", MULTIPART, "application/x-www-form-urlencoded"]
+)
+async def test_a_body_that_was_read_as_a_stream_is_rejected(shop, reads, content_type):
+    """Not all is left to compare: another body would get the old answer, or the request would hang."""
+    errors: list[str] = []
+    parts = [f'--b\r\nContent-Disposition: form-data; name="{each}"\r\n\r\n1\r\n' for each in "xy"]
+    body = "".join(parts) + "--b--\r\n" if content_type == MULTIPART else "pay=1"
+
+    async def read(request: Request) -> None:
+        if reads == "elsewhere":
+            request = Request(request.scope, request.receive)
+        async for chunk in request.stream():
+            if chunk and reads == "first":
+                break
 
     async def caller(request: Request) -> str:
-        shop.ran += [chunk.decode() async for chunk in request.stream()]
+        if reads != "middleware":
+            await read(request)
         return "anna"
 
+    @shop.app.middleware("http")
+    async def consume(request: Request, call_next: Any) -> Any:
+        if reads == "middleware":
+            await read(request)
+        return await call_next(request)
+
+    @shop.app.exception_handler(ConfigurationError)
+    def explain(_request: Request, error: ConfigurationError) -> JSONResponse:
+        errors.append(str(error))
+        return JSONResponse({}, 500)
+
+    async def chunks():
+        yield body[: len(parts[0])].encode()
+        yield body[len(parts[0]) :].encode()
+
     shop.add("/orders", order, caller=caller)
-    assert (await shop.post("/orders", content=b"pay 1")).status_code == 500
-    assert shop.ran == ["pay 1", ""]
+    length = {"Content-Length": str(len(body))} if reads == "middleware" else {}
+    headers = {"Content-Type": content_type, **length}
+    sent = await asyncio.wait_for(shop.post("/orders", content=chunks(), headers=headers), PATIENCE)
+    assert (sent.status_code, shop.ran) == (500, [])
+    assert "something has read their body" in errors[0]
     assert shop.rows() == (0, 0)
 
 
@@ -653,15 +690,15 @@ async def test_rows_read_before_the_lock_are_read_again(shop):
 
 
 def test_what_cannot_work_is_rejected_when_the_application_starts(url):
-    """A GET needs no key; a session and a caller are functions."""
+    """A GET needs no key, and a websocket has no response; a session and a caller are functions."""
     app = FastAPI()
     install(app, url)
-    dependency = idempotent(caller="anonymous", session=lambda: None)
-
-    @app.get("/orders", dependencies=[Depends(dependency)])
-    def read() -> None: ...
-
-    assert any("GET requests can be repeated" in str(each) for each in locked_in(app, None))
+    dependencies = [Depends(idempotent(caller="anonymous", session=lambda: None))]
+    app.get("/orders", dependencies=dependencies)(lambda: None)
+    app.websocket("/live", dependencies=dependencies)(user)
+    errors = "".join(str(each) for each in locked_in(app, None))
+    assert "GET requests can be repeated" in errors
+    assert "websocket /live is idempotent(), but" in errors
     for wrong in ({"caller": None}, {"caller": Depends(user)}, {"session": Depends(user)}):
         with pytest.raises((TypeError, ConfigurationError)):
             idempotent(**{"caller": user, "session": user, **wrong})

@@ -144,16 +144,38 @@ def test_forms_are_compared_by_their_parts(shop):
     assert shop.rows() == (1, 1)
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("size", [5, -1])
 @pytest.mark.parametrize("content_type", ["text/plain", "multipart/form-data; boundary=b"])
-def test_a_body_that_was_read_as_a_stream_is_rejected(shop, content_type):
-    """Nothing is left to compare: another body would get the old answer."""
-    shop.app.before_request(lambda: shop.ran.append(request.stream.read()))
+def test_a_body_that_was_read_as_a_stream_is_rejected(shop, content_type, size, chunked):
+    """Not all is left to compare: another body would get the old answer."""
+    shop.app.before_request(lambda: shop.ran.append(request.stream.read(size)))
     shop.add("/orders", lambda: "paid")
     shop.app.testing = True
+    parts = [
+        b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n1\r\n' % each
+        for each in (b"x", b"y")
+    ]
+    more = {"data": b"".join([*parts, b"--b--\r\n"])}
+    if chunked:
+        environ = {"wsgi.input_terminated": True, "HTTP_TRANSFER_ENCODING": "chunked"}
+        more = {"input_stream": io.BytesIO(more["data"]), "environ_overrides": environ}
     with pytest.raises(ConfigurationError, match="something has read their body"):
-        shop.post(data=b"pay 1", content_type=content_type)
-    assert shop.ran == [b"pay 1"]
+        shop.post(content_type=content_type, **more)
+    assert len(shop.ran) == 1
     assert shop.post().text == "paid"  # Without a body there is nothing to read.
+    assert shop.rows() == (1, 1)
+
+
+def test_an_empty_form_is_a_payload(shop):
+    """It has a boundary and no part, as a form of a page without fields."""
+    shop.add("/orders", lambda: "paid")
+    for boundary in "bc":
+        form = f"--{boundary}--\r\n".encode()
+        assert (
+            shop.post(data=form, content_type=f"multipart/form-data; boundary={boundary}").text
+            == "paid"
+        )
     assert shop.rows() == (1, 1)
 
 

@@ -464,19 +464,25 @@ def test_what_the_database_rolls_back_is_not_committed_in_part(serve: Any) -> No
     assert (send().status_code, made("lite")) == (500, 0)
 
 
-def test_a_body_that_was_read_is_an_error(serve: Any) -> None:
-    """Else another body would get the same answer."""
+@pytest.mark.parametrize("size", [1, -1])
+@pytest.mark.parametrize("content_type", ["text/plain", "multipart/form-data; boundary=b"])
+def test_a_body_that_was_read_is_an_error(content_type: str, size: int, serve: Any) -> None:
+    """Else another body would get the same answer; of a form, Django has no parts then."""
 
     @once("lite")
     def items(_request: Any) -> HttpResponse:
         return create("lite")
 
     def reading(request: Any) -> Any:
-        request.read()
+        request.read(size)
         return items(request)
 
     serve(items=reading)
-    assert isinstance(send().exc_info[1], ConfigurationError)
+    part = '--b\r\nContent-Disposition: form-data; name="pay"\r\n\r\n1\r\n--b--\r\n'
+    headers = {"Idempotency-Key": "k"}
+    client = Client(raise_request_exception=False)
+    response = client.post("/items", part, content_type=content_type, headers=headers)
+    assert isinstance(response.exc_info[1], ConfigurationError)
     assert made("lite") == 0
 
 

@@ -8,7 +8,6 @@ inserts it before COMMIT.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import random
 import re
@@ -42,6 +41,8 @@ from ..kit.idempotency import (
     Answers,
     Asked,
     IdempotencySpec,
+    body_consumed,
+    form_parts,
 )
 from .answers import answer
 from .middleware import instance_of, lock
@@ -290,31 +291,31 @@ class ViewSpec(IdempotencySpec):
 
 
 def _parts_of(request: HttpRequest) -> list[bytes]:
-    """Return the body of a request; of a form its parts, whatever separates them."""
-    if request.content_type != "multipart/form-data":
-        try:
+    """Return the body of a request; of a form its parts, whatever separates them.
+
+    Raises ``ConfigurationError`` if the application has read some of it as a stream.
+    """
+    try:
+        if request.content_type != "multipart/form-data":
             return [request.body]
-        except RawPostDataException as error:
-            raise ConfigurationError(
-                "idempotent() cannot tell two requests apart, because something has read their body as a"
-                " stream before: read request.body instead"
-            ) from error
-    if request.method == "POST":
-        posted, files = request.POST, request.FILES
-    else:  # Django itself reads forms of POST requests only.
-        posted, files = request.parse_file_upload(request.META, BytesIO(request.body))
-    parts: list[bytes] = []
-    for name, values in sorted(posted.lists()):
-        for value in values:
-            parts += [name.encode(), b"", value.encode()]
-    for name, uploads in sorted(files.lists()):
-        for each in uploads:
-            content = hashlib.sha256()
-            for chunk in each.chunks():
-                content.update(chunk)
-            each.seek(0)
-            about = f"{each.name} {each.content_type}"
-            parts += [name.encode(), about.encode(), content.digest()]
+        if request.method == "POST":
+            posted, files = request.POST, request.FILES
+        else:  # Django itself reads forms of POST requests only.
+            posted, files = request.parse_file_upload(request.META, BytesIO(request.body))
+    except RawPostDataException:
+        parts = None
+    else:
+        fields = [(name, value) for name, values in posted.lists() for value in values]
+        uploads = [
+            (name, each.name, each.content_type, each)
+            for name, several in files.lists()
+            for each in several
+        ]
+        # A form is empty, too, if something has read its body before.
+        size = float(request.META.get("CONTENT_LENGTH") or "inf")
+        parts = form_parts(request.META["CONTENT_TYPE"], size, fields, uploads)
+    if parts is None:
+        raise body_consumed("request.body instead of request.read()")
     return parts
 
 

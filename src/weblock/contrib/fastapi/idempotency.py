@@ -5,14 +5,15 @@ The response is complete when it leaves the route, inside of all middleware: so 
 other middleware sees an ordinary response, each time.
 """
 
-import hashlib
 import inspect
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import anyio
-from fastapi import BackgroundTasks, Depends, FastAPI, Header, Request, params
+from fastapi import BackgroundTasks, Depends, FastAPI, Header, HTTPException, Request, params
+from fastapi.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
 from ..._options import Duration
@@ -21,7 +22,17 @@ from ..asgi import AsyncRequestLocks, request_locks
 from ..asgi.protocol import App, Message, Receive, Scope, Send
 from ..asgi.request import SCOPE_KEY
 from ..kit import shown
-from ..kit.idempotency import HEADER, KEEP, MAX_ANSWERS, MAX_BODY, Answer, IdempotencySpec, Replay
+from ..kit.idempotency import (
+    HEADER,
+    KEEP,
+    MAX_ANSWERS,
+    MAX_BODY,
+    Answer,
+    IdempotencySpec,
+    Replay,
+    body_consumed,
+    form_parts,
+)
 
 _EXCHANGE: Final = "weblock.exchange"
 """Where a scope has its ``_Exchange``."""
@@ -133,7 +144,7 @@ class IdempotentDependency(IdempotencySpec):
             method=request.method,
             path=request.scope["path"],
             sent=request.headers.getlist(self.header),
-            parts=[request.scope["query_string"], *await _parts_of(request)],
+            parts=[request.scope["query_string"], *await _parts_of(request, exchange)],
         )
         locks, innermost = request_locks(request.scope), request.scope[SCOPE_KEY]
         innermost.hold_back(lambda: background.tasks)
@@ -178,33 +189,41 @@ _DESCRIPTION: Final = (
 )
 
 
-async def _parts_of(request: Request) -> list[bytes]:
-    """Return the body of a request; of a form its parts, whatever separates them."""
+async def _parts_of(request: Request, exchange: "_Exchange") -> list[bytes]:
+    """Return the body of a request; of a form its parts, whatever separates them.
+
+    Raises ``ConfigurationError`` if the application has read some of it as a stream.
+    """
+    headers, before = request.headers, exchange.received
+    content_type, length = headers.get("content-type", ""), headers.get("content-length", "")
+    size = int(length) if length.isdecimal() and "content-encoding" not in headers else 0
+    kind = content_type.partition(";")[0].strip().lower()
+    exchange.is_asking = True
     try:
-        body = await request.body()
-    except RuntimeError:  # FastAPI has parsed a form.
-        body = None
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if body is not None and kind != "multipart/form-data":
-        return [body]
-    if kind not in ("multipart/form-data", "application/x-www-form-urlencoded"):
-        raise ConfigurationError(
-            "idempotent() cannot tell two requests apart, because something has read their body as a"
-            " stream before: use `await request.body()` instead of request.stream()"
-        )
-    parts: list[bytes] = []
-    for name, value in (await request.form()).multi_items():
-        if isinstance(value, UploadFile):
-            await value.seek(0)  # A dependency may have read it.
-            content = hashlib.sha256()
-            while chunk := await value.read(64 * 1024):
-                content.update(chunk)
-            await value.seek(0)
-            about = f"{value.filename} {value.content_type}"
-            parts += [name.encode(), about.encode(), content.digest()]
-        else:
-            parts += [name.encode(), b"", value.encode()]
-    return parts
+        if kind != "multipart/form-data":
+            with suppress(RuntimeError):  # FastAPI has parsed a form.
+                body = await request.body()
+                if len(body) == exchange.received >= size:
+                    return [body]
+        if kind in ("multipart/form-data", "application/x-www-form-urlencoded"):
+            sent = (await request.form()).multi_items()
+            fields = [(name, value) for name, value in sent if isinstance(value, str)]
+            files = [
+                (name, value.filename, value.content_type, value.file)
+                for name, value in sent
+                if isinstance(value, UploadFile)
+            ]
+            if exchange.received >= size and before in (0, exchange.received):
+                size = exchange.received
+                parts = await run_in_threadpool(form_parts, content_type, size, fields, files)
+                if parts is not None:
+                    return parts
+    except (RuntimeError, HTTPException):
+        if not before:
+            raise
+    finally:
+        exchange.is_asking = False
+    raise body_consumed("`await request.body()` instead of request.stream()")
 
 
 def replaying(app: App, *, of: FastAPI, used_by: Callable[[FastAPI], bool]) -> App:
@@ -216,9 +235,9 @@ def replaying(app: App, *, of: FastAPI, used_by: Callable[[FastAPI], bool]) -> A
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        scope[_EXCHANGE] = exchange = _Exchange(send)
+        scope[_EXCHANGE] = exchange = _Exchange(receive, send)
         try:
-            await app(scope, receive, exchange.send)
+            await app(scope, exchange.receive, exchange.send)
         except Exception as error:
             if exchange.replay is None:
                 # So Starlette wraps an error that is raised when the response is complete.
@@ -246,9 +265,28 @@ class _Exchange:
     replay: Replay | None = None
     """Why the application ends: its response, or that of a mounted application to the error, is dropped."""
 
-    def __init__(self, send: Send) -> None:
+    received = 0
+    """Bytes of the body that the application has."""
+    is_asking = False
+    """Whether ``_parts_of`` reads the body, and not the application."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
         self._send = send
         self._start: Message = {}
+        self._is_whole = False
+
+    async def receive(self) -> Message:
+        """Return the next message; the application's ``receive``."""
+        if (
+            self._is_whole and self.is_asking
+        ):  # The next one is a disconnect, for which it would wait.
+            return {"type": "http.request", "body": b"", "more_body": False}
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self.received += len(message.get("body", b""))
+            self._is_whole = not message.get("more_body", False)
+        return message
 
     async def send(self, message: Message) -> None:
         """Keep a message back until the response is complete; the application's ``send``."""

@@ -37,10 +37,14 @@ class LockingRoute:
     once: Sequence[IdempotentDependency]
     """What makes it execute a request once: there is at most one."""
 
-    def __str__(self) -> str:
+    @property
+    def is_websocket(self) -> bool:
+        """Whether it serves a websocket."""
         # What FastAPI has of a route that is included is no route itself.
-        route = getattr(self.route, "original_route", self.route)
-        if isinstance(route, WebSocketRoute):
+        return isinstance(getattr(self.route, "original_route", self.route), WebSocketRoute)
+
+    def __str__(self) -> str:
+        if self.is_websocket:
             methods = "websocket"
         else:  # Starlette leaves the methods to a class that is an endpoint.
             methods = ", ".join(sorted(self.route.methods or ["any method"]))
@@ -69,7 +73,10 @@ def check_keys(routes: Sequence[Any]) -> None:
 
 
 def _faults_of_once(found: LockingRoute) -> Iterator[tuple[str, bool]]:
-    if found.once:
+    if found.once and found.is_websocket:
+        text = "is idempotent(), but a websocket has no response that could be stored: use it for HTTP requests"
+        yield f"{found} {text}", True
+    elif found.once:
         try:
             refuse_safe(found.route.methods or (), str(found))
         except ConfigurationError as error:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from flask import Response, current_app, request
 
-from ...errors import ConfigurationError, LockTimeout
-from ..kit.idempotency import Answer, IdempotencySpec, Replay
+from ...errors import LockTimeout
+from ..kit.idempotency import Answer, IdempotencySpec, Replay, body_consumed, form_parts
 from ..wsgi import request_locks
+from ..wsgi.body import Body
 from .database import JOINED
 from .views import ONCE, installed
 
@@ -72,25 +72,26 @@ def _execute(view: Callable[[], Any], spec: IdempotencySpec) -> Response:
     return response
 
 
-def _parts_of_body() -> Iterator[bytes]:
-    """Yield the body of the request; of a form its parts, whatever separates them."""
-    is_multipart = request.mimetype == "multipart/form-data"
-    body = b"" if is_multipart else request.get_data()
-    is_short = len(body) != (request.content_length or len(body))
-    if is_short and (body or not (request.form or request.files)):
-        raise ConfigurationError(
-            "idempotent() cannot tell two requests apart, because something has read their body as a"
-            " stream before, or it is a form without fields: use request.get_data() instead of request.stream"
-        )
-    if body or not (is_multipart or request.form):  # The form may have been parsed before.
-        yield body
-        return
-    for name, value in request.form.items(multi=True):
-        yield from (name.encode(), b"", value.encode())
-    for name, file in request.files.items(multi=True):
-        file.seek(0)  # A function before the request may have read it.
-        content = hashlib.sha256()
-        while chunk := file.read(64 * 1024):
-            content.update(chunk)
-        file.seek(0)
-        yield from (name.encode(), f"{file.filename} {file.mimetype}".encode(), content.digest())
+def _parts_of_body() -> list[bytes]:
+    """Return the body of the request; of a form its parts, whatever separates them.
+
+    Raises ``ConfigurationError`` if the application has read some of it as a stream.
+    """
+    source = request.environ["wsgi.input"]
+    before = source.taken if isinstance(source, Body) else 0
+    size = request.content_length
+    if request.mimetype != "multipart/form-data" or not (size or isinstance(source, Body)):
+        body = request.get_data()
+        expected = source.taken if size is None and isinstance(source, Body) else size
+        if len(body) == expected or expected is None:
+            return [body]
+    # The form may have been parsed before.
+    fields, files = request.form.items(multi=True), request.files.items(multi=True)
+    uploads = [(name, file.filename, file.mimetype, file) for name, file in files]
+    taken = source.taken if isinstance(source, Body) else 0
+    if before in (0, taken):
+        size = taken if size is None else size
+        parts = form_parts(request.content_type or "", size, fields, uploads)
+        if parts is not None:
+            return parts
+    raise body_consumed("request.get_data() instead of request.stream")

@@ -266,6 +266,40 @@ def refuse_safe(methods: Iterable[str], what: str) -> None:
         )
 
 
+def form_parts(
+    content_type: str,
+    size: float,
+    fields: Iterable[tuple[str, str]],
+    files: Iterable[tuple[str, object, object, Any]],
+) -> list[bytes] | None:
+    """Return the parts of a form, whatever separates them; ``None`` if its body of ``size`` bytes must have more.
+
+    Each of ``files`` has a name, a file name, a type, and an open
+    file, which is read from its beginning, and left there.
+    """
+    parts: list[bytes] = []
+    for name, value in fields:
+        parts += [_encoded(name), b"", _encoded(value)]
+    for name, file_name, kind, file in files:
+        content = hashlib.sha256()
+        file.seek(0)  # The application may have read it before.
+        while chunk := file.read(64 * 1024):
+            content.update(chunk)
+        file.seek(0)
+        parts += [_encoded(name), _encoded(f"{file_name} {kind}"), content.digest()]
+    # Without any part there is only the boundary, which that header has, too.
+    least = len(content_type) if "boundary=" in content_type else 0
+    return parts if parts or size <= least else None
+
+
+def body_consumed(instead: str) -> ConfigurationError:
+    """Return the error about a request whose body is not there any more."""
+    return ConfigurationError(
+        "idempotent() cannot tell two requests apart, because something has read their body as a stream"
+        f" before: use {instead}"
+    )
+
+
 def digest_of(*parts: bytes) -> str:
     """Return a digest of several parts, which differs if their borders do."""
     found = hashlib.sha256()

@@ -40,6 +40,8 @@ class Body:
         self._body_wait = body_wait
         self._patience: Patience | None = None
         self._ahead = io.BytesIO()
+        self.taken = 0
+        """Bytes that the application has read."""
 
     def read_ahead(self) -> None:
         """Read the body, or ``AHEAD`` bytes of it, if that was not done before. Raises ``BodyTimeout``."""
@@ -51,21 +53,24 @@ class Body:
         """Return so many bytes, or all; fewer at the end. Raises ``BodyTimeout``."""
         wanted = -1 if size is None else size
         found = self._ahead.read(wanted)
-        if len(found) == wanted:
-            return found
-        rest = () if wanted < 0 else (wanted - len(found),)
-        if self._patience is None:
-            return self._in_time(lambda: self._input.read(*rest))
-        return found + self._read(*rest or (-1,))
+        if len(found) != wanted:
+            rest = () if wanted < 0 else (wanted - len(found),)
+            if self._patience is None:
+                found = self._in_time(lambda: self._input.read(*rest))
+            else:
+                found += self._read(*rest or (-1,))
+        self.taken += len(found)
+        return found
 
     def readline(self, size: int | None = -1, /) -> bytes:
         """Return a line, or the first bytes of it. Raises ``BodyTimeout``."""
         wanted = -1 if size is None else size
         found = self._ahead.readline(wanted)
-        if len(found) == wanted or found.endswith(b"\n"):
-            return found
-        rest = () if wanted < 0 else (wanted - len(found),)
-        return found + self._in_time(lambda: self._input.readline(*rest))
+        if len(found) != wanted and not found.endswith(b"\n"):
+            rest = () if wanted < 0 else (wanted - len(found),)
+            found += self._in_time(lambda: self._input.readline(*rest))
+        self.taken += len(found)
+        return found
 
     def readlines(self, hint: int | None = -1, /) -> list[bytes]:
         """Return the lines that are left, or about so many bytes of them. Raises ``BodyTimeout``."""
