@@ -233,16 +233,6 @@ class TestWhoIsToldWhat:
                 assert answer.status_code == 409
                 assert 10 < int(answer.headers["retry-after"]) <= 40
 
-    async def test_too_many_waiting_is_told_at_once(self, app, locks):
-        """``max_waiters`` refuses the next request with 409 while others wait on."""
-
-        @app.post("/items", dependencies=[Depends(lock("x", wait=60, max_waiters=0))])
-        async def create() -> None:
-            pytest.fail("the handler ran")
-
-        async with locks.hold("x"), client_of(app) as client:
-            assert (await client.post("/items")).status_code == 409
-
     async def test_a_loss_that_comes_to_light_too_late_is_logged(self, locks, caplog):
         """A response that is on its way already stays the true one; the log has the error."""
         app = FastAPI()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from fastapi import Depends, FastAPI
-from fastapi.requests import HTTPConnection
 from flask import Flask
 
 from tests.support.busy import busy
@@ -166,21 +165,6 @@ class TestWrongKeys:
             ConfigurationError, match=r"acquire\(.*\) has no key, or one that is not a string"
         ):
             await Exchange().served_by(layer)
-
-    @WRONG
-    async def test_acquired_under_fastapi(self, locks, keys):
-        """So it is in an endpoint."""
-        app = FastAPI()
-        install(app, locks)
-
-        @app.post("/items")
-        async def create(connection: HTTPConnection) -> None:
-            await request_locks(connection.scope).acquire(*keys)
-
-        with pytest.raises(
-            ConfigurationError, match=r"acquire\(.*\) has no key, or one that is not a string"
-        ):
-            await Exchange().served_by(app)
 
     @pytest.mark.parametrize("key", [None, 7, ["a", None], [7]])
     def test_of_a_rule(self, key):
