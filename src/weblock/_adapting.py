@@ -20,6 +20,7 @@ from ._api import BaseLease, BaseLocks, Place
 from ._core.acquiring import Caller, Locker
 from ._core.holding import Holding, Holdings, Terms, Unprotected
 from ._core.moving import leases_in, release_given
+from ._core.ports import Found, Texts
 from ._core.table import Busy, Claim, Held
 from ._options import Duration, HoldOptions, seconds
 from ._platform.logs import logger
@@ -116,6 +117,57 @@ async def begin_recovery(locks: BaseLocks) -> None:
         pass  # The first caller reports it.
     except ConfigurationError as error:
         logger.error("%s", error)  # noqa: TRY400 - it has no traceback that helps
+
+
+class KeptTexts:
+    """Texts that the engine of some locks keeps for a while, each under the lease of a key."""
+
+    def __init__(self, locks: BaseLocks, what: str) -> None:
+        """Raises ``ConfigurationError`` for an engine that keeps none; ``what`` says who needs one."""
+        self._locks = locks
+        if locks._locker.store.texts is None:
+            raise ConfigurationError(
+                f"{what} keeps answers in the engine of its locks, and {locks.engine} keeps none: use"
+                " file://, redis:// (one server, Sentinel or Cluster), postgresql:// or memory://"
+            )
+
+    async def find(self, key: str, group: str) -> Found:
+        """Return the text of a key, and how many texts its group has. Raises ``EngineUnavailable``."""
+        name = self._locks._name(key)
+        return await self._locks._ask("find", name, self._texts.find(name, group))
+
+    async def keep(self, lease: BaseLease, group: str, text: str, seconds: float) -> None:
+        """Keep a text under the key of a lease, if the engine says that the lease is still held.
+
+        Repeats that for some seconds while the engine does not answer. Raises ``LeaseLost`` and
+        ``EngineUnavailable``.
+        """
+        (held,) = lease._leased
+        held.check(self._locks._locker.runtime.now())
+
+        async def keep() -> bool:
+            return await self._texts.keep(held.key, group, text, owner=held.owner, seconds=seconds)
+
+        if not await self._locks._ask("keep", held.key, self._locks._locker.insist(keep)):
+            held.lose("taken")
+            raise held.loss()
+
+    async def forget(self, key: str, group: str) -> bool:
+        """Remove the text of a key, and return whether there was one."""
+        name = self._locks._name(key)
+        return await self._locks._ask("forget", name, self._texts.forget(name, group))
+
+    async def all(self, limit: int) -> Sequence[tuple[str, str]]:
+        """Return the keys that have texts, and each text, at most so many."""
+        start = self._locks._name("all").removesuffix("all")
+        found = await self._locks._ask("list", start, self._texts.all(start, limit))
+        return [(unqualified(name), text) for name, text in found]
+
+    @property
+    def _texts(self) -> Texts:
+        texts = self._locks._locker.store.texts
+        assert texts is not None  # Locks that open again open the same engine.
+        return texts
 
 
 def rest(locks: BaseLocks, *, unless: Collection[object] = ()) -> None:

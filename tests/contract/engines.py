@@ -38,6 +38,8 @@ class Promises:
     """What has been done stays so when all processes that lock are gone."""
     several: bool = False
     """Several may hold a key at once, with ``limit=`` and ``shared=``."""
+    texts: bool = False
+    """It keeps texts under leases."""
     in_files: bool = False
     """It is in the folder that ``fresh_url`` is given."""
     death_noticed_at_once: bool = False
@@ -56,6 +58,7 @@ ENGINES = {
         processes=False,
         remembers=False,
         several=True,
+        texts=True,
     ),
     "noop": Promises(
         lambda tmp: f"noop://{uuid.uuid4().hex}",
@@ -67,13 +70,15 @@ ENGINES = {
     "file": Promises(
         lambda tmp: f"file://{tmp}/locks",
         several=True,
+        texts=True,
         in_files=True,
         death_noticed_at_once=True,
     ),
-    "valkey": Promises(lambda tmp: fresh_url(a_valkey()), several=True, sections=2_560),
+    "valkey": Promises(lambda tmp: fresh_url(a_valkey()), several=True, texts=True, sections=2_560),
     "redis": Promises(
         lambda tmp: fresh_url(a_redis()),
         several=True,
+        texts=True,
         face="asyncio",
         faces=("asyncio",),
         sections=1_024,
@@ -81,6 +86,7 @@ ENGINES = {
     "postgresql": Promises(
         lambda tmp: fresh_postgresql(),
         several=True,
+        texts=True,
         face="asyncio",
         faces=("sync",),
         sections=256,

@@ -56,12 +56,49 @@ class Look(NamedTuple):
     now: float
 
 
+class Found(NamedTuple):
+    """A text that an engine keeps, and what else it keeps for the group of the text."""
+
+    text: str | None
+    """``None`` without one."""
+    size: int
+    """How many texts the group has."""
+    rest: float
+    """Seconds until the first of them ends; 0 without one."""
+
+
+class Texts(Protocol):
+    """Texts that an engine keeps for a while, each under the lease of a key: answers to requests, say.
+
+    A text belongs to a group, whose name consists of letters and digits. It stays when its process has ended.
+    Any method may raise ``EngineUnavailable``, and is harmless when it is repeated.
+    """
+
+    async def find(self, key: str, group: str) -> Found: ...
+
+    async def keep(self, key: str, group: str, text: str, *, owner: str, seconds: float) -> bool:
+        """Keep a text, instead of an earlier one, and return whether it is kept.
+
+        It is not if the owner has no lease of the key at that moment. After this returns, every caller
+        finds it.
+        """
+
+    async def forget(self, key: str, group: str) -> bool:
+        """Remove a text, and return whether there was one."""
+
+    async def all(self, prefix: str, limit: int) -> Sequence[tuple[str, str]]:
+        """Return keys that begin with ``prefix`` and the text of each, at most ``limit``."""
+
+
 class Store(Protocol):
     """An engine, as one runtime talks to it.
 
     Any method may raise ``EngineUnavailable``, which leaves open whether it took effect: each is
     harmless when it is repeated. The functions of ``table`` define what each one means.
     """
+
+    texts: Texts | None = None
+    """``None`` for an engine that keeps no texts."""
 
     @property
     def process(self) -> str:

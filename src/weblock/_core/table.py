@@ -444,6 +444,12 @@ def _refreshed(
     return Step(state, GONE, woken)
 
 
+def holds(state: KeyState, moment: Moment, owner: str) -> bool:
+    """Return whether the owner has a lease that has not ended."""
+    grant = _grant_of(state, owner)
+    return grant is not None and _lives(grant, moment)
+
+
 def _grant_of(state: KeyState, owner: str) -> Grant | None:
     for grant in state.grants:
         if grant.claim.owner == owner:

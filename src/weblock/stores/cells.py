@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from .._core import table
-from .._core.ports import Granted, Look, Pulse, Reply, Runtime, Store, Switchboard
+from .._core.ports import Granted, Look, Pulse, Reply, Runtime, Store, Switchboard, Texts
 from .._core.table import GONE, Answer, Claim, Grant, KeyState, Moment, Step, Waiting
 from ..errors import EngineUnavailable
 
@@ -136,6 +136,24 @@ class Heartbeats:
         return Step(state, answers[-1], woken)
 
 
+class WhileHeld:
+    """A transition that changes nothing. If ``owner`` holds the key, it does something else meanwhile.
+
+    For cells that call a transition once, and let no other caller change the key until it has returned.
+    """
+
+    def __init__(self, owner: str, work: Callable[[], object]) -> None:
+        self._owner = owner
+        self._work = work
+        self.done = False
+
+    def __call__(self, state: KeyState, moment: Moment) -> Step:
+        if table.holds(state, moment, self._owner):
+            self._work()
+            self.done = True
+        return Step(state, GONE)
+
+
 class _Glance:
     """A transition that changes nothing, and keeps what it saw."""
 
@@ -157,7 +175,9 @@ class CellStore(Store):
         *,
         patience: float = PATIENCE,
         beat_patience: float = BEAT_PATIENCE,
+        texts: Texts | None = None,
     ) -> None:
+        self.texts = texts
         self._cells = cells
         self._bells = bells
         self._patience = patience

@@ -32,14 +32,15 @@ def new_name(key: str, keep: float | None, now: float) -> str:
 
 def replaced(names: Iterable[str], key: str, now: float) -> list[str]:
     """Return the marks that a new one of the key replaces, and those of other keys that have ended."""
-    return [each for each in names if each.startswith(hash_of(key)) or _end_of(each) <= now]
+    return [each for each in names if each.startswith(hash_of(key)) or end_of(each) <= now]
 
 
 def last_of(names: Iterable[str], key: str) -> tuple[float, str]:
     """Return when the last mark of a key ends, and its name; 0 without a mark."""
     ours = (each for each in names if each.startswith(hash_of(key)))
-    return max(((_end_of(each), each) for each in ours), default=(0.0, ""))
+    return max(((end_of(each), each) for each in ours), default=(0.0, ""))
 
 
-def _end_of(name: str) -> float:
+def end_of(name: str) -> float:
+    """Return when a mark ends."""
     return float(name.split("-")[1])

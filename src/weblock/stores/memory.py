@@ -14,11 +14,11 @@ import time
 from collections.abc import Mapping
 from threading import RLock
 
-from .._core.ports import Engine, Runtime, Switchboard
+from .._core.ports import Engine, Found, Runtime, Switchboard, Texts
 from .._core.table import KeyState, Moment, current
 from .._platform.forks import reset_after_fork
 from ..errors import EngineUnavailable
-from .cells import CellStore, Done, LocalBells, Transition
+from .cells import CellStore, Done, LocalBells, Transition, WhileHeld
 from .transport.options import options_in
 from .url import without_secrets
 
@@ -27,7 +27,6 @@ class MemoryEngine(Engine):
     """Keeps the leases in a dict, of which it is the cells. A fork leaves the child with an empty one."""
 
     scope = "process"
-    store = CellStore
 
     def __init__(self, name: str = "memory://") -> None:
         self.name = name
@@ -43,16 +42,19 @@ class MemoryEngine(Engine):
         """How many keys there may be before those whose leases have ended are searched and dropped."""
         self.marks: dict[str, float] = {}
         """When each mark ends."""
+        self.texts: dict[str, dict[str, tuple[float, str]]] = {}
+        """The texts of each group by their keys, and when each ends."""
         self.mutex = RLock()
         self.busy = False
         """Whether the thread that has the mutex is changing a state."""
 
     def keeps_anything(self) -> bool:
-        return bool(self.states or self.marks)
+        return bool(self.states or self.marks or self.texts)
 
     def connect(self, runtime: Runtime) -> CellStore:
         self.now = runtime.now  # All runtimes have the same clock.
-        return self.store(self, LocalBells(self.switchboard), patience=0, beat_patience=0)
+        bells = LocalBells(self.switchboard)
+        return CellStore(self, bells, patience=0, beat_patience=0, texts=_MemoryTexts(self))
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
         states = self.states
@@ -93,6 +95,47 @@ class MemoryEngine(Engine):
 
     async def marked(self, key: str) -> bool:
         return self.now() < self.marks.get(key, 0.0)
+
+
+class _MemoryTexts(Texts):
+    """The texts of a memory engine."""
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        self._engine = engine
+
+    async def find(self, key: str, group: str) -> Found:
+        kept, now = self._kept(group), self._engine.now()
+        first = min((ends for ends, _ in kept.values()), default=now)
+        return Found(kept[key][1] if key in kept else None, len(kept), max(0.0, first - now))
+
+    async def keep(self, key: str, group: str, text: str, *, owner: str, seconds: float) -> bool:
+        texts = self._engine.texts
+
+        def write() -> None:
+            for each in list(texts):
+                texts[each] = self._kept(each)
+                if not texts[each]:
+                    del texts[each]
+            texts.setdefault(group, {})[key] = self._engine.now() + seconds, text
+
+        writing = WhileHeld(owner, write)
+        await self._engine.update(key, writing, patience=0)
+        return writing.done
+
+    async def forget(self, key: str, group: str) -> bool:
+        with self._engine.mutex:
+            return self._engine.texts.get(group, {}).pop(key, None) is not None
+
+    async def all(self, prefix: str, limit: int) -> list[tuple[str, str]]:
+        groups = map(self._kept, list(self._engine.texts))
+        texts = ((key, text) for group in groups for key, (_, text) in group.items())
+        return [each for each in texts if each[0].startswith(prefix)][:limit]
+
+    def _kept(self, group: str) -> dict[str, tuple[float, str]]:
+        """Return the texts of a group that have not ended."""
+        now = self._engine.now()
+        texts = self._engine.texts.get(group, {}).copy()
+        return {key: text for key, text in texts.items() if text[0] > now}
 
 
 def open_engine(url: str) -> MemoryEngine:

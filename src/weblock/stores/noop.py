@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .._core.ports import Reply
+from .._core.ports import Reply, Runtime
 from .._core.table import SHARED, Claim
-from .cells import CellStore
+from .cells import CellStore, LocalBells
 from .memory import MemoryEngine
 from .transport.options import options_in
 from .url import without_secrets
@@ -19,7 +19,10 @@ class NoopEngine(MemoryEngine):
     """The memory engine, where all leases are shared. Fences still increase."""
 
     scope = "none"
-    store = _AllShare
+
+    def connect(self, runtime: Runtime) -> CellStore:
+        super().connect(runtime)
+        return _AllShare(self, LocalBells(self.switchboard), patience=0, beat_patience=0)
 
 
 def open_engine(url: str) -> NoopEngine:

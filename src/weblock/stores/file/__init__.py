@@ -2,6 +2,7 @@
 
 - ``directory``: where the leases are, and which directories are rejected.
 - ``records``: the files with the states of the keys, and the lock of each file.
+- ``texts``: the files with texts that are kept under a lease.
 - ``processes``: how processes wake one another, and notice the death of another.
 - ``checks``: what an operator should know of the directory.
 
@@ -23,14 +24,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 from urllib.parse import unquote
 
 from ..._core.ports import CheckAgain, Engine, Granted, Runtime, Store, Switchboard
 from ..._platform.forks import reset_after_fork
 from ..._platform.logs import logger
+from ..._platform.threads import in_thread
 from ...errors import ConfigurationError, EngineUnavailable
 from .. import marks
 from ..cells import CellStore, Done, Transition
@@ -42,6 +45,9 @@ from . import checks
 from .directory import Directory, lacks_descriptors
 from .processes import Processes
 from .records import FILES, Changes, RecordFile, Visit, file_of
+from .texts import FileTexts, sync
+
+R = TypeVar("R")
 
 PATIENCE: Final = 5.0
 """Seconds to wait for a record file, which is held for microseconds, before it counts as stuck."""
@@ -133,7 +139,8 @@ class FileEngine(Engine):
 
     def connect(self, runtime: Runtime) -> Store:
         cells = _RecordCells(self, runtime)
-        return CellStore(cells, self, patience=PATIENCE, beat_patience=BEAT_PATIENCE)
+        texts = FileTexts(partial(cells.update, patience=PATIENCE), cells.run)
+        return CellStore(cells, self, patience=PATIENCE, beat_patience=BEAT_PATIENCE, texts=texts)
 
     def ring(self, process: str, owner: str, granted: Granted) -> None:
         if home := self.home:
@@ -301,12 +308,8 @@ class _RecordCells:
                 (folder / marks.new_name(key, keep, now)).touch(0o600)
             for each in marks.replaced(former, key, now):
                 (folder / each).unlink(missing_ok=True)
-            for place in (folder, directory):
-                descriptor = os.open(place, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+            sync(folder)
+            sync(directory)
         except OSError as error:
             self._engine.fail(error)
 
@@ -332,6 +335,14 @@ class _RecordCells:
             self._engine.leave(home)
             home = self._engine.open()
         return home.directory.path
+
+    async def run(self, work: Callable[[Path], R]) -> R:
+        """Return what ``work`` returns for our directory, in a thread if the caller is on an event loop."""
+        try:
+            working = partial(work, Path(self._directory()))
+            return await in_thread(None, working) if self._runtime.suspends else working()
+        except (OSError, RuntimeError) as error:  # No thread could be started.
+            self._engine.fail(error)
 
     async def _visit(self, file: int, changes: Changes, patience: float) -> Visit:
         """Apply changes to a record file as soon as no other caller is inside."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from ..._core.ports import Granted, Reply, Runtime
+from ..._core.ports import Found, Granted, Reply, Runtime, Texts
 from ..._core.table import Held, KeyState, Moment, Step
 from ...errors import ConfigurationError, EngineRecovering, EngineUnavailable
 from ..cells import (
@@ -28,7 +28,7 @@ from ..transport.unfit import Unfit
 from .connections import OfLoops, OfThreads
 from .failures import LOST_RACE, Missing, as_setting, unavailable
 from .rows import KEY, READ, Reading, Row, label_of, new_version, reading_of, written
-from .statements import DONE, PORTION
+from .statements import AFTER_TEXT, DONE, PORTION, TEXT, Statements
 
 if TYPE_CHECKING:
     from .engine import PostgreSQLEngine
@@ -67,16 +67,16 @@ class RowCells(RacingCells):
             raise as_setting(self._settings, error) from error.__cause__
 
     async def names(self, prefix: str, *, patience: float) -> list[str]:
-        return [key for (key,) in await self._ask(self._statements.names, prefix)]
+        return [key for (key,) in await self.ask(self._statements.names, prefix)]
 
     async def mark(self, key: str, keep: float | None) -> None:
         if keep == 0:
-            await self._ask(self._statements.unmark, DONE + key)
+            await self.ask(self._statements.unmark, DONE + key)
         else:
-            await self._ask(self._statements.mark, DONE + key, keep)
+            await self.ask(self._statements.mark, DONE + key, keep)
 
     async def marked(self, key: str) -> bool:
-        return bool(await self._ask(self._statements.marked, DONE + key))
+        return bool(await self.ask(self._statements.marked, DONE + key))
 
     async def _update_now(self, key: str, transition: Transition, patience: float) -> Done:
         give_up_at = self.runtime.now() + patience
@@ -207,7 +207,7 @@ class RowCells(RacingCells):
         except (psycopg.Error, Unfit, OSError) as error:
             raise unavailable(self._settings, error) from error
 
-    async def _ask(self, statement: bytes, *parameters: Parameter) -> list[Row]:
+    async def ask(self, statement: bytes, *parameters: Parameter) -> list[Row]:
         """Return the rows that a statement results in."""
         try:
             return await self._links.ask(statement, *parameters)
@@ -231,7 +231,8 @@ class RowStore(CellStore):
         self._engine = engine
         self._runtime = runtime
         engine.tidy_at = runtime.now() + TIDIED_EVERY * runtime.jitter()
-        super().__init__(self._rows, engine.receiver)
+        texts = RowTexts(self._rows, engine.statements)
+        super().__init__(self._rows, engine.receiver, texts=texts)
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         reply = await super().release(key, owner, void=void)
@@ -242,6 +243,35 @@ class RowStore(CellStore):
                 if await self._rows.clean():
                     self._engine.tidy_at = now
         return reply
+
+
+class RowTexts(Texts):
+    """The texts of the table. Like all rows that nobody uses, they are removed when they have ended."""
+
+    def __init__(self, rows: RowCells, statements: Statements) -> None:
+        self._rows = rows
+        self._statements = statements
+
+    async def find(self, key: str, group: str) -> Found:
+        names = _name(group, key), _name(group, ""), f"{TEXT}{group}{AFTER_TEXT}"
+        ((text, count, rest),) = await self._rows.ask(self._statements.find_text, *names)
+        return Found(text, count, rest)
+
+    async def keep(self, key: str, group: str, text: str, *, owner: str, seconds: float) -> bool:
+        what = key, owner, _name(group, key), text, seconds
+        return bool(await self._rows.ask(self._statements.keep_text, *what))
+
+    async def forget(self, key: str, group: str) -> bool:
+        return bool(await self._rows.ask(self._statements.forget_text, _name(group, key)))
+
+    async def all(self, prefix: str, limit: int) -> list[tuple[str, str]]:
+        rows = await self._rows.ask(self._statements.all_texts, TEXT, AFTER_TEXT)
+        found = ((name.split(TEXT, 2)[2], text) for name, text in rows)
+        return [each for each in found if each[0].startswith(prefix)][:limit]
+
+
+def _name(group: str, key: str) -> str:
+    return f"{TEXT}{group}{TEXT}{key}"
 
 
 def _beat(key: str, transition: Transition) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 A row is a key. The first has no key: it remembers what is known of the server itself, the largest
 fence of the rows that were removed, and, as ``rest``, the format of the table. Rows whose key begins
-with ``DONE`` are marks.
+with ``DONE`` are marks, and those that begin with ``TEXT`` have a text as ``rest``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ FORMAT: Final = "1"
 
 DONE: Final = "\x01"
 """The first character of a mark's key. No lock's key has control characters."""
+
+TEXT: Final = "\x02"
+"""The first character of a text's key, before its group, another such character, and the lock's key."""
+
+AFTER_TEXT: Final = "\x03"
 
 PORTION: Final = 1000
 """Rows that are removed at once, at most: until that is done, they are locked."""
@@ -215,6 +220,31 @@ _MARKED: Final = """
 SELECT 1 FROM {table} WHERE key = $1 AND ends > extract(epoch FROM clock_timestamp())::float8
 """
 
+_NOW: Final = "extract(epoch FROM clock_timestamp())::float8"
+
+_FIND_TEXT: Final = """
+SELECT max(rest) FILTER (WHERE key = $1), count(*), coalesce(min(ends) - {now}, 0)
+FROM {table} WHERE key > $2 AND key < $3 AND ends > {now}
+"""
+
+# The lease cannot pass to another owner until the text is written: its row is locked.
+_KEEP_TEXT: Final = """
+WITH held AS (
+    SELECT {now} AS now FROM {table} AS lease
+    WHERE lease.key = $1 AND lease.owner = $2 AND lease.until > {now} FOR NO KEY UPDATE OF lease
+)
+INSERT INTO {table} (key, {columns})
+SELECT $3, 0, 0, '', '', '', 0, 0, now + $5::float8, true, $4, now + $5::float8 FROM held
+ON CONFLICT (key) DO UPDATE SET until = excluded.until, rest = excluded.rest, ends = excluded.ends
+RETURNING true
+"""
+
+_FORGET_TEXT: Final = "DELETE FROM {table} WHERE key = $1 AND ends > {now} RETURNING true"
+
+_ALL_TEXTS: Final = """
+SELECT key, rest FROM {table} WHERE key > $1 AND key < $2 AND ends > {now} ORDER BY key
+"""
+
 _FORMAT: Final = "SELECT rest FROM {table} WHERE key = ''"
 
 _SIZE: Final = """
@@ -253,6 +283,10 @@ class Statements:
         self.marked = made(_MARKED)
         self.unmark = made(_UNMARK)
         self.names = made(_NAMES)
+        self.find_text = made(_FIND_TEXT, now=_NOW)
+        self.keep_text = made(_KEEP_TEXT, now=_NOW)
+        self.forget_text = made(_FORGET_TEXT, now=_NOW)
+        self.all_texts = made(_ALL_TEXTS, now=_NOW)
         self.admit = made(_ADMIT)
         self.clean = made(_CLEAN, idle=IDLE, portion=PORTION)
         self.exists = b"SELECT to_regclass($1) IS NOT NULL"

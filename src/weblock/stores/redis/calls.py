@@ -70,14 +70,24 @@ class Layout:
         bucket = self.bucket(key)
         return bucket, (f"{self.tag(bucket)}:done:{key}",)
 
-    def pattern(self, start: str) -> str:
-        """Return a pattern for the names of locks that begin with ``start``, and few others."""
-        literally = re.sub(r"([*?\[\]\\])", r"\\\1", start)
-        return f"{self.prefix}:{{*}}:lock:{literally}*"
+    def text(self, key: str, group: str) -> tuple[int, tuple[str, str]]:
+        """Return the bucket of a text, and the keys of the text and of its lease."""
+        bucket, (lock, *_) = self.of_key(key)
+        return bucket, (f"{self.tag(bucket)}:text:{group}:{key}", lock)
 
-    def lock_of(self, name: str) -> str | None:
-        """Return the lock's key of a key on the server, if that is a lease."""
-        head, mark, key = name.partition("}:lock:")
+    def group(self, name: str) -> tuple[int, tuple[str]]:
+        """Return the bucket and the key of a group of texts, which may have other buckets."""
+        bucket = self.bucket(name)
+        return bucket, (f"{self.tag(bucket)}:texts:{name}",)
+
+    def pattern(self, start: str, kind: str = "lock") -> str:
+        """Return a pattern for the names of locks, or texts, that begin with ``start``, and few others."""
+        literally = re.sub(r"([*?\[\]\\])", r"\\\1", start)
+        return f"{self.prefix}:{{*}}:{kind}:{literally}*"
+
+    def key_in(self, name: str, kind: str = "lock") -> str | None:
+        """Return the lock's key of a key on the server, if that is a lease, or a text."""
+        head, mark, key = name.partition(f"}}:{kind}:")
         return key if mark and head.startswith(f"{self.prefix}:{{") else None
 
     def _of_key(self, key: str) -> tuple[int, tuple[str, str, str]]:

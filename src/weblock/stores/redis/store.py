@@ -6,7 +6,7 @@ import math
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from ..._core.ports import Look, Pulse, Reply, Store
+from ..._core.ports import Found, Look, Pulse, Reply, Store, Texts
 from ..._core.table import GONE, Claim, Waiting
 from ...errors import ConfigurationError, EngineUnavailable
 from .calls import Call, Layout, look_of, micros, reply_of
@@ -14,7 +14,10 @@ from .scripts import (
     ACQUIRE,
     ASK_RELEASE,
     BEAT,
+    FIND_TEXT,
     FORCE_RELEASE,
+    GROUP,
+    KEEP_TEXT,
     LOOK,
     MARK,
     MARKED,
@@ -37,6 +40,7 @@ class RedisStore(Store):
         self._name = name
         self._layout = layout
         self._wire = wire
+        self.texts = RedisTexts(layout, wire)
 
     @property
     def process(self) -> str:
@@ -124,7 +128,7 @@ class RedisStore(Store):
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
         found: dict[str, None] = {}  # A scan may tell of a key twice.
         async for names in self._wire.scan(self._layout.pattern(prefix)):
-            keys = [key for name in names if (key := self._layout.lock_of(name))]
+            keys = [key for name in names if (key := self._layout.key_in(name))]
             calls = [Call(LOOK, *self._layout.of_key(key)) for key in keys]
             for key, outcome in zip(keys, await self._wire.run_all(calls), strict=True):
                 if isinstance(outcome, Exception):
@@ -151,3 +155,47 @@ class RedisStore(Store):
     def _who(self, claim: Claim) -> tuple[str, ...]:
         # The claim of a quorum names no process.
         return claim.owner, claim.process or self.process, claim.label, micros(claim.ttl)
+
+
+class RedisTexts(Texts):
+    """Texts in hashes. In a cluster, a group counts texts of several servers."""
+
+    def __init__(self, layout: Layout, wire: Wire) -> None:
+        self._layout = layout
+        self._wire = wire
+
+    async def find(self, key: str, group: str) -> Found:
+        finding = Call(FIND_TEXT, *self._layout.text(key, group))
+        text, (count, rest) = await self._run(finding, Call(GROUP, *self._layout.group(group)))
+        return Found(text.decode() if text else None, count, rest / 1000)
+
+    async def keep(self, key: str, group: str, text: str, *, owner: str, seconds: float) -> bool:
+        millis = str(math.ceil(seconds * 1000))
+        keeping = Call(KEEP_TEXT, *self._layout.text(key, group), (owner, millis, text))
+        kept, _ = await self._run(keeping, Call(GROUP, *self._layout.group(group), (key, millis)))
+        return bool(kept)
+
+    async def forget(self, key: str, group: str) -> bool:
+        forgetting = Call(KEEP_TEXT, *self._layout.text(key, group))
+        found, _ = await self._run(forgetting, Call(GROUP, *self._layout.group(group), (key, "0")))
+        return bool(found)
+
+    async def all(self, prefix: str, limit: int) -> list[tuple[str, str]]:
+        found: dict[tuple[str, str], str] = {}  # A scan may tell of a key twice.
+        async for names in self._wire.scan(self._layout.pattern(prefix, "text:*")):
+            parts = [each for name in names if (each := self._layout.key_in(name, "text"))]
+            places = [(key, group) for group, _, key in (each.partition(":") for each in parts)]
+            texts = await self._run(
+                *(Call(FIND_TEXT, *self._layout.text(*each)) for each in places)
+            )
+            found |= {each: text.decode() for each, text in zip(places, texts, strict=True) if text}
+            if len(found) >= limit:
+                break
+        return [(key, text) for (key, _), text in found.items()][:limit]
+
+    async def _run(self, *calls: Call) -> list[Any]:
+        outcomes = await self._wire.run_all(calls)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        return outcomes

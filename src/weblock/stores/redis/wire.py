@@ -24,6 +24,7 @@ from .scripts import (
     ACQUIRE,
     BEAT,
     FORMAT,
+    KEEP_TEXT,
     LOOK,
     MARK,
     PROBE,
@@ -41,8 +42,8 @@ EXAMINED_EVERY: Final = 1.0
 REDIRECTIONS: Final = 5
 """How often a call follows a cluster that moves its keys about."""
 
-_BINDING: Final = (ACQUIRE, RENEW, BEAT, TRANSFER, MARK)
-"""Whose answer may be a lease, or a permanent mark."""
+_BINDING: Final = (ACQUIRE, RENEW, BEAT, TRANSFER, MARK, KEEP_TEXT)
+"""Whose answer may be a lease, or a permanent mark, or that a text is kept."""
 
 _OF_LOCK_ALONE: Final = (RENEW, RELEASE, LOOK)
 """What can run with the lock's own key, while a cluster moves its slot."""

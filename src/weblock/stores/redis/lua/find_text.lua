@@ -1,0 +1,3 @@
+-- The text that is kept under a key.
+
+return redis.call('HGET', KEYS[1], 'text')

@@ -1,0 +1,87 @@
+"""Texts that an engine keeps under leases, for the answers to requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import PATIENCE, eventually
+from weblock import ConfigurationError, LeaseLost
+from weblock._adapting import KeptTexts
+from weblock._runtime.blocking import drive
+
+GROUP, OTHER = "a1", "b2"
+
+
+class BlockingTexts:
+    """The texts of blocking locks, whose methods never suspend."""
+
+    def __init__(self, texts: KeptTexts) -> None:
+        self.texts = texts
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: drive(getattr(self.texts, name)(*given))
+
+
+@pytest.fixture
+def texts(locks, face) -> KeptTexts | BlockingTexts:
+    texts = KeptTexts(locks, "this test")
+    return texts if face.name == "asyncio" else BlockingTexts(texts)
+
+
+def test_an_engine_keeps_texts_or_says_that_it_cannot(locks, face, promises) -> None:
+    """One that cannot is named, with those that can."""
+    if promises.texts:
+        assert KeptTexts(locks, "this test")
+        return
+    with pytest.raises(ConfigurationError, match=r"^this test keeps answers.*postgresql://"):
+        KeptTexts(locks, "this test")
+
+
+@pytest.mark.promise("texts")
+def test_a_text_is_kept_by_the_holder_and_found_by_all(locks, face, one, other, texts) -> None:
+    """It belongs to its key and group, replaces an earlier one, and can be forgotten."""
+    text = "é\n" + "x" * 100_000
+    for each in ("first", text):
+        lease = one.do(locks.acquire, "order")
+        one.do(texts.keep, lease, GROUP, each, PATIENCE)
+        one.do(lease.release)
+    lease = one.do(locks.acquire, "another order")
+    one.do(texts.keep, lease, GROUP, "x", 2 * PATIENCE)
+    found = other.do(texts.find, "order", GROUP)
+    assert found[:2] == (text, 2)
+    assert PATIENCE / 2 < found.rest <= PATIENCE
+    assert other.do(texts.find, "order", OTHER)[:2] == (None, 0)
+    assert other.do(texts.find, "no order", GROUP)[:2] == (None, 2)
+    assert sorted(other.do(texts.all, 9)) == [("another order", "x"), ("order", text)]
+    assert other.do(texts.forget, "order", GROUP) is True
+    assert other.do(texts.forget, "order", GROUP) is False
+    assert other.do(texts.find, "order", GROUP)[:2] == (None, 1)
+
+
+@pytest.mark.promise("texts", "locks")
+def test_a_stale_holder_keeps_nothing(locks, one, other, texts, probe) -> None:
+    """The engine decides, for the holder may not know yet that its lease was taken away."""
+    stale = one.do(locks.acquire, "order", ttl=60)
+    also = one.do(locks.acquire, "another order", ttl=60)
+    assert probe.force_release("order")
+    assert probe.force_release("another order")
+    with pytest.raises(LeaseLost):
+        one.do(texts.keep, also, GROUP, "stale", PATIENCE)
+    newer = other.do(locks.acquire, "order", ttl=60)
+    other.do(texts.keep, newer, GROUP, "newer", PATIENCE)
+    with pytest.raises(LeaseLost):
+        one.do(texts.keep, stale, GROUP, "stale", PATIENCE)
+    assert other.do(texts.all, 9) == [("order", "newer")]
+
+
+@pytest.mark.promise("texts")
+def test_a_text_ends(locks, one, texts) -> None:
+    """After its time it is neither found nor counted, and another takes its place."""
+    lease = one.do(locks.acquire, "order")
+    one.do(texts.keep, lease, GROUP, "first", 0.05)
+    eventually(lambda: one.do(texts.find, "order", GROUP)[:2] == (None, 0))
+    assert one.do(texts.all, 9) == []
+    one.do(texts.keep, lease, GROUP, "second", PATIENCE)
+    assert one.do(texts.find, "order", GROUP)[:2] == ("second", 1)
