@@ -8,7 +8,6 @@ import asyncio
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Final, NoReturn, Unpack
 
@@ -23,7 +22,7 @@ from ...keys import signature_of
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks
 from ..asgi.protocol import Scope
 from ..asgi.request import SCOPE_KEY
-from ..kit import KeyFunction, LockSpec, name_of
+from ..kit import KeyFunction, LockSpec
 from .declared import Known, values_for
 
 
@@ -76,9 +75,13 @@ class LockDependency(LockSpec):  # noqa: PLW1641 - dataclass makes the hash
         if overrides := getattr(scope.get("app"), "dependency_overrides", None):
             for other, override in overrides.items():
                 alike = isinstance(other, LockDependency) and other.keys == self.keys
-                if alike and override != self:
-                    replaced: RequestLease = await self._overridden(override)
-                    return replaced
+                if (
+                    alike and override != self
+                ):  # FastAPI finds only an equal lock, and ignores others.
+                    raise ConfigurationError(
+                        f"dependency_overrides has {other!r}, which is not the lock of this route: write"
+                        f" dependency_overrides[{self!r}]"
+                    )
         known = known_of(scope)
         request = request_locks(scope)
         innermost: AsyncRequestLocks = scope[SCOPE_KEY]  # The first that is given the response.
@@ -95,20 +98,6 @@ class LockDependency(LockSpec):  # noqa: PLW1641 - dataclass makes the hash
             tell = functools.partial(request.interrupt, task)
             when(lease, "on_lost", functools.partial(call_in, request.loop, tell))
         return lease
-
-    async def _overridden(self, override: Callable[..., Any]) -> Any:
-        """Return what replaces this lock in a test that named its keys, but not its options.
-
-        FastAPI finds only an override of an equal lock, and would ignore it.
-        """
-        yields = inspect.isgeneratorfunction(override) or inspect.isasyncgenfunction(override)
-        if yields or signature_of(override).parameters:
-            raise ConfigurationError(
-                f"dependency_overrides replaces this lock by {name_of(override)}, which has parameters or a"
-                f" yield: name the lock as the route declares it, dependency_overrides[{self!r}]"
-            )
-        made = override()
-        return await made if inspect.isawaitable(made) else made
 
 
 class _DeclaredLock(LockDependency, params.Depends):
@@ -165,17 +154,7 @@ def lock(
         on_lost: ``"cancel"`` cancels an ``async def`` endpoint when its lease is lost;
             ``"continue"`` lets it run, and it finds out at ``lease.check()``, as a ``def``
             endpoint does, or when it responds.
-        **options: Override those of ``install``; durations are seconds.
-            ``ttl`` (10): how long the lease lasts unless it is renewed;
-            ``wait`` (5): how long to wait, 0 for not at all, ``None`` without limit;
-            ``max_hold`` (``None``): after how long it is no longer renewed, and is lost;
-            ``renew`` (``True``): whether it is renewed while its holder lives;
-            ``max_waiters`` (1000): how many callers may wait for a key;
-            ``limit`` (1): how many may hold a key at once;
-            ``shared`` (``False``): whether any number of shared holders have it together, and no other;
-            ``label`` (host name and process id): what others see of the holder;
-            ``on_unavailable`` (``"raise"``): with ``"open"``, run without a lease while the engine
-            does not answer.
+        **options: Override those of ``install``; durations are seconds. See ``HoldOptions``.
 
     Raises:
         ConfigurationError: A key template or an option cannot work.
