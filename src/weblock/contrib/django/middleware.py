@@ -185,17 +185,7 @@ def lock(
             ``"lease"``, only that the lease is held. ``None`` is what the alias's ``GUARD`` says. A
             key that several locks of a request name is guarded if one of them says so.
         methods: Requests by other methods lock nothing; ``GET`` includes ``HEAD``. All by default.
-        **options: Override those of the alias; durations are seconds.
-            ``ttl`` (10): how long the lease lasts unless it is renewed;
-            ``wait`` (5): how long to wait, 0 for not at all, ``None`` without limit;
-            ``max_hold`` (``None``): after how long it is no longer renewed, and is lost;
-            ``renew`` (``True``): whether it is renewed while its holder lives;
-            ``max_waiters`` (1000): how many callers may wait for a key;
-            ``limit`` (1): how many may hold a key at once;
-            ``shared`` (``False``): whether any number of shared holders have it together, and no other;
-            ``label`` (host name and process id): what others see of the holder;
-            ``on_unavailable`` (``"raise"``): with ``"open"``, run without a lease while the engine
-            does not answer.
+        **options: Override those of the alias; durations are seconds. See ``HoldOptions``.
 
     Raises:
         ConfigurationError: A key template or an option cannot work, or, at a request, a transaction
