@@ -1,14 +1,12 @@
 """What a driver is: an application of one framework, and a server with clients for it.
 
-Each application has the same routes, all of them for POST:
+Each application has the same routes, all of them for POST: those of ``ROUTES``, and two with a database.
 
-- ``/items/7`` holds ``item:7``, calls ``handle`` and makes its response. Then it calls ``commit``, where
-  applications of the framework commit. It knows integers only.
+- ``/items/7`` calls ``handle`` with its lease, and makes its response: what ``parts`` yields, if there is any. Then
+  it calls ``commit``, where applications of the framework commit. It knows integers only.
 - ``/threads/7`` does the same, in a thread of a pool where the framework has one.
-- ``/names/NAME`` holds ``name:NAME``, and ``/pairs/1/2`` holds ``item:1`` and ``item:2``.
-- ``/some/7`` holds ``item:7`` by a key function, which returns ``None`` for ``/some/0``. It gives ``handle`` no lease.
-- ``/again/7`` acquires ``item:7`` once more, for the request, inside its lock.
-- ``/streams/7`` sends what ``parts`` yields.
+- ``/again/7`` does the same, where ``Driver.acquire`` can acquire: outside a transaction.
+- ``/names/NAME``, ``/pairs/1/2`` and ``/some/7`` call ``handle``. No lease is held at ``/some/0``.
 - ``/orders/7`` reads the orders, calls ``handle``, and adds one to the database, which is the referee. It
   locks with ``renew=False``: its holder does not learn that its lease was taken away.
 - ``/rows/7`` reads the number of the row 7, acquires the lock, and responds with the number that it has then.
@@ -18,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
@@ -32,6 +31,7 @@ from tests.contrib.gateway import Gateway
 from tests.contrib.wire import Exchange
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, Locks
+from weblock.contrib import asgi, wsgi
 
 
 def nothing(*_: object) -> None:
@@ -41,6 +41,24 @@ def nothing(*_: object) -> None:
 def some(item_id: int) -> str | None:
     """Make the key of ``/some/7``."""
     return f"item:{item_id}" if item_id else None
+
+
+ROUTES: dict[str, list[Any]] = {
+    "/items/{item_id:int}": ["item:{item_id}"],
+    "/threads/{item_id:int}": ["item:{item_id}"],
+    "/again/{item_id:int}": ["item:{item_id}"],
+    "/names/{name:str}": ["name:{name}"],
+    "/pairs/{a:int}/{b:int}": ["item:{a}", "item:{b}"],
+    "/some/{item_id:int}": [some],
+}
+"""The routes, as Starlette and Litestar write them, and the keys of each."""
+
+RULES = [{"path": path, "methods": ["POST"], "key": keys} for path, keys in ROUTES.items()]
+
+
+def in_angles(route: str) -> str:
+    """Return a route as Flask and Django write it."""
+    return re.sub(r"\{(\w+):(\w+)\}", r"<\2:\1>", route).replace("<str:", "<")
 
 
 @dataclass
@@ -53,7 +71,8 @@ class Site:
     handle: Callable[[Any], object] = nothing
     """The body of the handler, which is given its lease."""
     commit: Callable[[], object] = nothing
-    parts: Callable[[], Iterator[bytes]] = lambda: iter([b"done"])
+    parts: Callable[[], Iterator[bytes]] | None = None
+    """The parts of a response that is a stream."""
 
     @property
     def database(self) -> Path:
@@ -85,21 +104,21 @@ class Response:
 class Call(ABC):
     """A request, and its client, which reads when it is told to."""
 
-    @abstractmethod
     def leave(self) -> None:
         """Have the client disconnect; returns when the application could have noticed."""
+        raise NotImplementedError
 
     def cancel(self) -> None:  # noqa: B027 - most servers have threads
         """Have the server cancel the request, if its kind of server can."""
 
-    @abstractmethod
     def read(self) -> None:
         """Have the client read its response from now on."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def body(self) -> bytes:
         """What the client has received so far."""
+        raise NotImplementedError
 
     @property
     @abstractmethod
@@ -130,6 +149,10 @@ class Driver(ABC):
     @abstractmethod
     def send(self, path: str, *, reading: bool = True) -> Call:
         """Begin a request."""
+
+    def acquire(self, key: str) -> Any:
+        """Acquire a key for the request whose ``handle`` runs, and return its lease."""
+        raise NotImplementedError
 
 
 class OverAsgi(Driver):
@@ -165,6 +188,9 @@ class OverAsgi(Driver):
     def on_loop(self, work: Any) -> Any:
         """Begin work on the loop, which is no part of what called it, and return its future."""
         return Context().run(asyncio.run_coroutine_threadsafe, work, self._loop)
+
+    def acquire(self, key: str) -> Any:
+        return asgi.request_locks().acquire(key, wait=0)
 
     def send(self, path: str, *, reading: bool = True) -> Call:
         return AsgiCall(self, Exchange(path=path), reading=reading)
@@ -235,6 +261,9 @@ class OverWsgi(Driver):
 
     def __exit__(self, *_: object) -> None:
         self.locks.close()
+
+    def acquire(self, key: str) -> Any:
+        return wsgi.request_locks().acquire(key, wait=0)
 
     def send(self, path: str, *, reading: bool = True) -> Call:
         return WsgiCall(self, path, reading=reading)

@@ -110,7 +110,7 @@ def test_a_stream_is_made_inside_the_lock(serve: Serve, probe: Locks) -> None:
         assert go_on.wait(PATIENCE)
         yield b"y"
 
-    call = serve(parts=parts).send("/streams/7")
+    call = serve(parts=parts).send("/items/7")
     eventually(lambda: call.body)
     assert is_held(probe)
     go_on.set()

@@ -66,7 +66,7 @@ class Driver(Base):
 
         @app.task(name="some", lock=lambda item_id: some(int(item_id)), shared=False)
         def of_some(item_id: str) -> str:
-            site.handle(None)
+            site.handle(lease_of() if int(item_id) else None)
             return "done"
 
         app.finalize()  # As a worker does: tasks that several threads finalize at once are not ready.
@@ -83,8 +83,6 @@ class Driver(Base):
 class TaskCall(Call):
     """A task that is called as a worker calls it."""
 
-    body = b""
-
     def __init__(self, task: Any, arguments: list[str]) -> None:
         self._run = lambda: task.apply(arguments)
         self._thread = threading.Thread(target=self._serve)
@@ -92,11 +90,6 @@ class TaskCall(Call):
 
     def _serve(self) -> None:
         self._result = self._run().result
-
-    def leave(self) -> None:
-        raise NotImplementedError
-
-    read = leave
 
     @property
     def response(self) -> Response:

@@ -23,7 +23,14 @@ from django.test import override_settings  # noqa: E402
 from django.urls import path  # noqa: E402
 from django.utils.decorators import sync_and_async_middleware  # noqa: E402
 
-from tests.contrib.contract.driver import Driver, OverAsgi, OverWsgi, some  # noqa: E402
+from tests.contrib.contract.driver import (  # noqa: E402
+    ROUTES,
+    Driver,
+    OverAsgi,
+    OverWsgi,
+    in_angles,
+    some,
+)
 from tests.contrib.contract.promises import LEAVES_QUEUE, STREAM, THREADS  # noqa: E402
 from weblock.contrib.django import async_locks, lock, locks, request_locks  # noqa: E402
 from weblock.contrib.django.models import Fence  # noqa: E402
@@ -32,12 +39,8 @@ from .wsgi import OWN_THREAD  # noqa: E402
 
 LITE = "lite"
 PATHS: dict[str, list[Any]] = {
+    **{in_angles(route)[1:]: keys for route, keys in ROUTES.items()},
     "some/<int:item_id>": [lambda request: some(**request.resolver_match.kwargs)],
-    "items/<int:item_id>": ["item:{item_id}"],
-    "threads/<int:item_id>": ["item:{item_id}"],
-    "again/<int:item_id>": ["item:{item_id}"],
-    "names/<str:name>": ["name:{name}"],
-    "pairs/<int:a>/<int:b>": ["item:{a}", "item:{b}"],
     "orders/<int:item_id>": ["item:{item_id}"],
     "rows/<int:item_id>": ["item:{item_id}"],
 }
@@ -131,7 +134,11 @@ class Project(Driver):
         transaction.on_commit(self.site.commit, using=LITE)
         return HttpResponse("done")
 
-    threads = items
+    def acquire(self, key: str) -> Any:
+        return request_locks().acquire(key, wait=0)
+
+    def rows(self, request: Any, **_: object) -> Any:
+        return HttpResponse(str(request.row.number))
 
 
 class Wsgi(Project, OverWsgi):
@@ -156,12 +163,6 @@ class Wsgi(Project, OverWsgi):
         self.add_order()
         return HttpResponse("done")
 
-    def again(self, _request: Any, item_id: int) -> HttpResponse:
-        return HttpResponse(str(request_locks().acquire(f"item:{item_id}", wait=0).held))
-
-    def rows(self, request: Any, **_: object) -> HttpResponse:
-        return HttpResponse(str(request.row.number))
-
 
 class Handler(ASGIHandler):
     """Django leaves the file of a request's body open if the server cancels the request."""
@@ -182,7 +183,7 @@ class Asgi(Project, OverAsgi):
         return Handler()
 
     async def items(self, request: Any, **_: object) -> HttpResponse:
-        await asyncio.to_thread(self.site.handle, request.weblock)
+        await sync_to_async(self.site.handle)(request.weblock)
         await sync_to_async(self._commit)()
         return HttpResponse("done")
 
@@ -197,10 +198,3 @@ class Asgi(Project, OverAsgi):
         await asyncio.to_thread(self.site.handle, request.weblock)
         await sync_to_async(transaction.atomic(using=LITE)(self.add_order))()
         return HttpResponse("done")
-
-    async def again(self, _request: Any, item_id: int) -> HttpResponse:
-        lease = await request_locks().aacquire(f"item:{item_id}", wait=0)
-        return HttpResponse(str(lease.held))
-
-    async def rows(self, request: Any, **_: object) -> HttpResponse:
-        return HttpResponse(str(request.row.number))

@@ -51,9 +51,10 @@ class Driver(OverAsgi):
             await asyncio.to_thread(site.commit)
 
         @app.post("/items/{item_id}", dependencies=[Depends(committing)])
-        async def items(item_id: int, lease: Held) -> str:
+        @app.post("/again/{item_id}")
+        async def items(item_id: int, lease: Held) -> Any:
             await asyncio.to_thread(site.handle, lease)
-            return "done"
+            return StreamingResponse(site.parts()) if site.parts else "done"
 
         @app.post("/threads/{item_id}")
         def threads(item_id: int, lease: Annotated[Lease, Depends(lock("item:{item_id}"))]) -> str:
@@ -74,14 +75,6 @@ class Driver(OverAsgi):
         async def pairs(a: int, b: int) -> str:
             await asyncio.to_thread(site.handle, None)
             return "done"
-
-        @app.post("/again/{item_id}")
-        async def again(item_id: int, lease: Held) -> str:
-            return str((await request_locks().acquire(f"item:{item_id}", wait=0)).held)
-
-        @app.post("/streams/{item_id}")
-        async def stream(item_id: int, lease: Held) -> StreamingResponse:
-            return StreamingResponse(site.parts())
 
         self._add_database(app)
         return app

@@ -9,7 +9,7 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.pool import NullPool
 
-from tests.contrib.contract.driver import OverWsgi, some
+from tests.contrib.contract.driver import ROUTES, OverWsgi, in_angles
 from tests.contrib.contract.promises import THREADS
 from weblock.contrib.flask import WebLock, lease_of
 from weblock.contrib.sqlalchemy import fence_table
@@ -30,8 +30,7 @@ class Driver(OverWsgi):
         app.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"poolclass": NullPool}
         app.config["PROPAGATE_EXCEPTIONS"] = False
         db = SQLAlchemy(app)
-        web = WebLock(app, self.locks)
-        post = app.post
+        web = self._web = WebLock(app, self.locks)
 
         @app.teardown_request
         def commit(error: object) -> None:
@@ -39,33 +38,18 @@ class Driver(OverWsgi):
                 self.site.commit()
                 db.session.commit()
 
-        def handle(**_: object) -> str:
-            self.site.handle(lease_of())
+        def handle(item_id: int = 1, **_: object) -> Response:
+            self.site.handle(lease_of() if item_id else None)
             g.handled = True
-            return "done"
+            return Response(self.site.parts() if self.site.parts else "done")
 
-        post("/items/<int:item_id>", endpoint="items")(web.lock("item:{item_id}")(handle))
-        post("/names/<name>", endpoint="names")(web.lock("name:{name}")(handle))
-        post("/pairs/<int:a>/<int:b>", endpoint="pairs")(web.lock("item:{a}", "item:{b}")(handle))
-
-        @post("/some/<int:item_id>")
-        @web.lock(some)
-        def of_some(item_id: int) -> str:
-            self.site.handle(None)
-            return "done"
-
-        @post("/again/<int:item_id>")
-        @web.lock("item:{item_id}")
-        def again(item_id: int) -> str:
-            return str(web.acquire(f"item:{item_id}", wait=0).held)
-
-        @post("/streams/<int:item_id>")
-        @web.lock("item:{item_id}")
-        def stream(item_id: int) -> Response:
-            return Response(self.site.parts())
-
+        for route, keys in ROUTES.items():
+            app.post(in_angles(route), endpoint=route)(web.lock(*keys)(handle))
         self._add_database(app, web, db)
         return app
+
+    def acquire(self, key: str) -> Any:
+        return self._web.acquire(key, wait=0)
 
     def _add_database(self, app: Flask, web: WebLock, db: SQLAlchemy) -> None:
         class Order(db.Model):  # type: ignore[name-defined, misc]

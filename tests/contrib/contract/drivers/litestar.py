@@ -1,30 +1,23 @@
 """``LockedLitestar``, whose hook before the response commits."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any, ClassVar
 
-from litestar import Request
+from litestar import Request, Response
 from litestar import post as created
 from litestar.response import Stream
 from litestar.types import Message, Scope
 
-from tests.contrib.contract.driver import OverAsgi, some
+from tests.contrib.contract.driver import ROUTES, OverAsgi, some
 from tests.contrib.contract.promises import FRESH, ROLLED_BACK, STALE
-from weblock.contrib.litestar import LockedLitestar, lease_of, lock, request_locks
+from weblock.contrib.litestar import LockedLitestar, lease_of, lock
 
 from .asgi import NO_DATABASE
 
 post = partial(created, status_code=200)
 Asked = Request[Any, Any, Any]
-ITEM = lock("item:{item_id}")
-
-
-@post("/again/{item_id:int}", guards=[ITEM])
-async def again(request: Asked) -> str:
-    key = f"item:{request.path_params['item_id']}"
-    return str((await request_locks().acquire(key, wait=0)).held)
 
 
 class Driver(OverAsgi):
@@ -41,34 +34,22 @@ class Driver(OverAsgi):
             if message["type"] == "http.response.start" and "handled" in scope:
                 await asyncio.to_thread(site.commit)
 
-        async def handle(request: Asked) -> str:
-            await asyncio.to_thread(site.handle, lease_of(request))
+        async def handle(request: Asked) -> Response[str] | Stream:
+            lease = lease_of(request) if request.path_params.get("item_id", 1) else None
+            await asyncio.to_thread(site.handle, lease)
             request.scope["handled"] = True
-            return "done"
+            return Stream(_in_threads(site.parts())) if site.parts else Response("done")
 
-        @post("/items/{item_id:int}", guards=[ITEM])
-        async def items(request: Asked) -> str:
-            return await handle(request)
-
-        @post("/threads/{item_id:int}", guards=[ITEM], sync_to_thread=True)
-        def threads(request: Asked) -> str:
+        def handle_in_thread(request: Asked) -> str:
             site.handle(lease_of(request))
             return "done"
 
-        @post("/names/{name:str}", guards=[lock("name:{name}")])
-        async def names(request: Asked) -> str:
-            return await handle(request)
-
-        @post("/some/{item_id:int}", guards=[lock(lambda asked: some(**asked.path_params))])
-        async def of_some(request: Asked) -> str:
-            site.handle(None)
-            return "done"
-
-        @post("/pairs/{a:int}/{b:int}", guards=[lock("item:{a}"), lock("item:{b}")])
-        async def pairs(request: Asked) -> str:
-            return await handle(request)
-
-        handlers = [items, threads, names, of_some, pairs, again, self._stream()]
+        handlers = []
+        for path, keys in ROUTES.items():
+            guards = [lock(each if each is not some else of_some) for each in keys]
+            in_thread = path.startswith("/threads")
+            serve = handle_in_thread if in_thread else handle
+            handlers.append(post(path, guards=guards, sync_to_thread=in_thread or None)(serve))
         return LockedLitestar(
             handlers,
             locks=self.locks,
@@ -77,14 +58,11 @@ class Driver(OverAsgi):
             openapi_config=None,
         )
 
-    def _stream(self) -> Any:
-        @post("/streams/{item_id:int}", guards=[ITEM])
-        async def stream() -> Stream:
-            async def parts() -> AsyncIterator[bytes]:
-                made = self.site.parts()
-                while part := await asyncio.to_thread(next, made, b""):
-                    yield part
 
-            return Stream(parts())
+def of_some(request: Any) -> str | None:
+    return some(**request.path_params)
 
-        return stream
+
+async def _in_threads(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while part := await asyncio.to_thread(next, parts, b""):
+        yield part
