@@ -499,7 +499,7 @@ def test_expired_answers_are_removed(using: str, serve: Any, monkeypatch: Any) -
     assert [send(each).status_code for each in "abc"] == [201, 201, 429]
     later = idempotency.time.time() + 25 * 3600
     monkeypatch.setattr(idempotency.time, "time", lambda: later)
-    monkeypatch.setattr("weblock.contrib.django.idempotency.ANSWER_SWEEPS", 1.0)
+    monkeypatch.setattr(idempotency, "ANSWER_SWEEPS", 1.0)
     assert [send(each).status_code for each in "ab"] == [201, 201]
     assert Answer.objects.using(using).count() == 2
     assert made(using) == 4

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.core.exceptions import PermissionDenied
@@ -25,21 +24,15 @@ from django.http import HttpRequest, HttpResponse, RawPostDataException
 from django.http.response import HttpResponseBase
 from django.template.response import SimpleTemplateResponse
 
-from ..._options import Duration
-from ..._platform.logs import logger
 from ...errors import AnswersUnavailable, ConfigurationError, LockTimeout, WeblockError
 from ..kit import shown
-from ..kit.guarding import Kind, Trouble, kind_of, trouble_of
+from ..kit.guarding import Kind, kind_of
 from ..kit.idempotency import (
     ANONYMOUS,
-    ANSWER_SWEEPS,
-    HEADER,
-    KEEP,
-    MAX_ANSWERS,
-    MAX_BODY,
     Answer,
     Answers,
     Asked,
+    IdempotencyOptions,
     IdempotencySpec,
     body_consumed,
     form_parts,
@@ -54,6 +47,8 @@ R = TypeVar("R", bound=HttpRequest)
 METHODS: Final = ("POST", "PUT", "PATCH", "DELETE")
 """The methods of requests that change something. Others are served as ever."""
 
+_NO_TABLE: Final = "add weblock.contrib.django to INSTALLED_APPS, and run manage.py migrate"
+
 _ASKED: Final = "weblock_asked"
 """The attribute of a request that has its ``Asked``."""
 
@@ -63,11 +58,7 @@ def idempotent(
     caller: Callable[[R], object] | str,
     using: str = DEFAULT_DB_ALIAS,
     alias: str = DEFAULT,
-    wait: Duration | None = 0,
-    header: str = HEADER,
-    keep: Duration = KEEP,
-    max_answers: int = MAX_ANSWERS,
-    max_body: int = MAX_BODY,
+    **options: Unpack[IdempotencyOptions],
 ) -> Callable[[F], F]:
     """Decorate a view so that it executes each ``POST``, ``PUT``, ``PATCH`` and ``DELETE`` request once.
 
@@ -87,26 +78,12 @@ def idempotent(
         using: The database of the view's work, which has the table of answers. Work in another one is
             not part of the transaction.
         alias: Which entry of ``WEBLOCK`` to use.
-        wait: How many seconds to wait for a request with the same key that is running; then, and by
-            default at once, the answer is 409.
-        header: The name of the header that has the key.
-        keep: For how many seconds an answer is stored. Default: 24 hours.
-        max_answers: How many answers are stored for a caller; at that number, new keys are answered with 429.
-        max_body: How many bytes a response has at most. A longer one, and a stream, raise
-            ``AnswerNotStored``, and nothing is committed.
+        **options: ``wait``, ``header``, ``keep``, ``max_answers`` and ``max_body``: see ``IdempotencyOptions``.
 
     Raises:
         ConfigurationError: An option cannot work; or, at a request, a transaction has begun before.
     """
-    spec = ViewSpec.written(
-        caller,
-        wait=wait,
-        header=header,
-        keep=keep,
-        max_answers=max_answers,
-        max_body=max_body,
-        using=using,
-    )
+    spec = ViewSpec.written(caller, using=using, **options)  # type: ignore[call-arg]
 
     def decorate(view: F) -> F:
         def execute(call: Callable[[], Any], request: Any) -> Any:
@@ -134,11 +111,7 @@ def idempotent(
         decorated = aserve if iscoroutinefunction(view) else serve
         functools.update_wrapper(decorated, view)
         locked = lock(
-            spec.key_of,
-            alias=alias,
-            busy_view=spec.answer_busy,
-            methods=METHODS,
-            wait=wait,
+            spec.key_of, alias=alias, busy_view=spec.answer_busy, methods=METHODS, **spec.options
         )
         served: F = transaction.non_atomic_requests(using)(locked(decorated))
         return served
@@ -185,8 +158,10 @@ class ViewSpec(IdempotencySpec):
 
     def answer_busy(self, request: HttpRequest, _error: LockTimeout) -> HttpResponse | None:
         """Return the stored answer: the other request may have been committed, and be sending it."""
+        answers = self._answers(request)
         try:
-            found = self._look(self._answers(request).find)
+            with answers.reading():
+                found = answers.find()
         except WeblockError as error:
             return answer(request, error)
         return _replayed(found) if found else None
@@ -194,8 +169,9 @@ class ViewSpec(IdempotencySpec):
     def execute(self, request: HttpRequest, view: Callable[[], Any]) -> HttpResponseBase:
         """Return the stored answer; if there is none, that of the view, which is stored."""
         answers, connection = self._answers(request), connections[self.using]
-        if found := self._look(answers.find_or_admit):
-            return _replayed(found)
+        with answers.reading():
+            if found := answers.find_or_admit():
+                return _replayed(found)
         if not (connection.in_atomic_block or connection.get_autocommit()):
             raise self._refusal("has AUTOCOMMIT off")
         committed: list[bool] = []
@@ -217,17 +193,12 @@ class ViewSpec(IdempotencySpec):
             if committed:  # A hook has raised it.
                 raise
             # Another request with the same key may have been committed meanwhile.
-            with suppress(AnswersUnavailable):
-                if found := self._look(answers.find):
+            with suppress(AnswersUnavailable), answers.reading():
+                if found := answers.find():
                     return _replayed(found)
             raise
-        if committed and random.random() < ANSWER_SWEEPS:
-            try:
-                answers.sweep()
-            except (Error, WeblockError):
-                logger.warning(
-                    "expired answers of idempotent requests were not deleted", exc_info=True
-                )
+        if committed:
+            answers.sweep()
         return response
 
     def _store(self, answers: Answers, response: Any) -> None:
@@ -237,17 +208,16 @@ class ViewSpec(IdempotencySpec):
                 f"an idempotent() view returned {shown(response)}: it must return an HttpResponse"
             )
         raised = getattr(response, "exception", False)  # Django REST framework has handled it.
-        if raised or not self.is_stored(response.status_code):
+        stored = None
+        if not (raised or transaction.get_rollback(self.using)):
+            if isinstance(response, SimpleTemplateResponse):
+                response.render()
+            body = response.content if isinstance(response, HttpResponse) else None
+            stored = self.answer_of(response.status_code, response.items(), body)
+        if stored:
+            answers.store(stored)
+        else:
             transaction.set_rollback(rollback=True, using=self.using)
-        if transaction.get_rollback(self.using):
-            return
-        if not isinstance(response, HttpResponse):
-            self.refuse_long(0, streams=True)
-            return
-        if isinstance(response, SimpleTemplateResponse):
-            response.render()
-        self.refuse_long(len(response.content))
-        answers.store(Answer.of(response.status_code, response.items(), response.content))
 
     def _send(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001 - Django's
         """Run a statement, unless it commits."""
@@ -268,20 +238,7 @@ class ViewSpec(IdempotencySpec):
                 cursor.execute(re.sub(r":(\w+)", r"%(\1)s", sql), values)
                 return cursor.fetchall() if cursor.description else ()
 
-        return Answers(connection.vendor, execute, self, asked)
-
-    def _look(self, work: Callable[[], Answer | None]) -> Answer | None:
-        try:
-            return work()
-        except Error as error:
-            if trouble_of(error) is Trouble.NO_TABLE:
-                raise self._refusal(
-                    "has no table of answers: add weblock.contrib.django to INSTALLED_APPS, and run"
-                    " manage.py migrate"
-                ) from error
-            raise AnswersUnavailable(
-                f"the database {self.using!r} did not return the stored answer: {error}"
-            ) from error
+        return Answers(self, asked, connection.vendor, execute, failures=(Error,), remedy=_NO_TABLE)
 
     def _refusal(self, why: str) -> ConfigurationError:
         return ConfigurationError(

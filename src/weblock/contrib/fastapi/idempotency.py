@@ -9,25 +9,29 @@ import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Unpack
 
 import anyio
-from fastapi import BackgroundTasks, Depends, FastAPI, Header, HTTPException, Request, params
+from fastapi import (
+    BackgroundTasks,
+    Depends,
+    FastAPI,
+    Header,
+    HTTPException,
+    Request,
+    Response,
+    params,
+)
 from fastapi.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
-from ..._options import Duration
 from ...errors import ConfigurationError, LockTimeout, WeblockError
 from ..asgi import AsyncRequestLocks, request_locks
 from ..asgi.protocol import App, Message, Receive, Scope, Send
 from ..asgi.request import SCOPE_KEY
 from ..kit import shown
 from ..kit.idempotency import (
-    HEADER,
-    KEEP,
-    MAX_ANSWERS,
-    MAX_BODY,
-    Answer,
+    IdempotencyOptions,
     IdempotencySpec,
     Replay,
     body_consumed,
@@ -42,11 +46,7 @@ def idempotent(
     *,
     caller: Callable[..., Any] | str,
     session: Callable[..., Any],
-    wait: Duration | None = 0,
-    header: str = HEADER,
-    keep: Duration = KEEP,
-    max_answers: int = MAX_ANSWERS,
-    max_body: int = MAX_BODY,
+    **options: Unpack[IdempotencyOptions],
 ) -> "IdempotentDependency":
     """Return a dependency that gives the session of another, and executes each request once.
 
@@ -61,13 +61,8 @@ def idempotent(
             users are different. ``"anonymous"`` if all clients share their keys, and may read the answers of
             one another.
         session: The dependency that gives an SQLAlchemy ``Session`` or ``AsyncSession``.
-        wait: How many seconds to wait for a request with the same key that is running; then, and by
-            default at once, the answer is 409.
-        header: The name of the header that has the key.
-        keep: For how many seconds an answer is stored. Default: 24 hours.
-        max_answers: How many answers are stored for a caller; at that number, new keys are answered with 429.
-        max_body: How many bytes a response has at most. A longer one, and a stream, raise
-            ``AnswerNotStored``, and nothing is committed.
+        **options: ``wait``, ``header``, ``keep``, ``max_answers`` and ``max_body``: see
+            ``IdempotencyOptions``.
 
     Raises:
         ConfigurationError: An option cannot work.
@@ -80,15 +75,7 @@ def idempotent(
                 f"idempotent({name}=...) takes the function of a dependency, not called and without Depends,"
                 f" and was given {shown(given)}: write idempotent(caller=current_user, session=get_session)"
             )
-    return IdempotentDependency.written(
-        caller,
-        wait=wait,
-        header=header,
-        keep=keep,
-        max_answers=max_answers,
-        max_body=max_body,
-        session=session,
-    )
+    return IdempotentDependency.written(caller, session=session, **options)  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,18 +96,12 @@ class IdempotentDependency(IdempotencySpec):
         if callable(self.caller):
             needed["caller"] = Annotated[Any, Depends(self.caller)]
         needed["session"] = Annotated[Any, Depends(self.session)]
-        defaults = {"key": None}
-        return inspect.Signature(
-            [
-                inspect.Parameter(
-                    name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    annotation=kind,
-                    default=defaults.get(name, inspect.Parameter.empty),
-                )
-                for name, kind in needed.items()
-            ]
-        )
+        parameters = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind)
+            for name, kind in needed.items()
+        ]
+        parameters[2] = parameters[2].replace(default=None)
+        return inspect.Signature(parameters)
 
     async def __call__(
         self,
@@ -248,13 +229,18 @@ def replaying(app: App, *, of: FastAPI, used_by: Callable[[FastAPI], bool]) -> A
         finally:
             await exchange.close()
         if exchange.replay is not None:
-            await exchange.respond(exchange.replay.answer)
+            again = exchange.replay.answer
+            response = Response(again.body, again.status)
+            response.raw_headers = [
+                (name.encode("latin-1"), value.encode("latin-1")) for name, value in again.headers
+            ]
+            await response(scope, receive, send)
 
     return serve
 
 
 class _Exchange:
-    """The response to one request, which goes to ``send`` when its work was committed."""
+    """The messages of one request, of which the response is sent when its work was committed."""
 
     once: Any = None
     """The ``OneTransaction`` of an idempotent request."""
@@ -264,7 +250,6 @@ class _Exchange:
     locks: AsyncRequestLocks
     replay: Replay | None = None
     """Why the application ends: its response, or that of a mounted application to the error, is dropped."""
-
     received = 0
     """Bytes of the body that the application has."""
     is_asking = False
@@ -293,32 +278,30 @@ class _Exchange:
         kind = message["type"]
         if self.replay is not None:
             return
-        if self.once is None or self.once.ended:
-            await self._send(message)
-        elif kind == "http.response.start":
-            self._start = message
-        elif kind == "http.response.body":
-            await self._complete(message.get("body", b""), streams=message.get("more_body", False))
-            await self._send(self._start)
-            await self._send(message)
-        elif kind in ("http.response.pathsend", "http.response.zerocopysend"):
-            await self._complete(b"", streams=True)
-            await self._send(self._start)
-            await self._send(message)
-        else:
-            await self._send(message)
+        if self.once is not None and not self.once.ended:
+            if kind == "http.response.start":
+                self._start = message
+                return
+            # Others than these announce something, and are no part of the response.
+            if kind in (
+                "http.response.body",
+                "http.response.pathsend",
+                "http.response.zerocopysend",
+            ):
+                streams = kind != "http.response.body" or message.get("more_body", False)
+                await self._complete(None if streams else message.get("body", b""))
+                await self._send(self._start)
+        await self._send(message)
 
-    async def _complete(self, body: bytes, *, streams: bool) -> None:
-        status = self._start["status"]
-        if not self.spec.is_stored(status):
+    async def _complete(self, body: bytes | None) -> None:
+        headers = [_decoded(pair) for pair in self._start.get("headers", ())]
+        answer = self.spec.answer_of(self._start["status"], headers, body)
+        if answer is None:
             await self.run(self.once.roll_back)
             return
-        self.spec.refuse_long(len(body), streams=streams)
         self.locks.check_done()
-        pairs = self._start.get("headers", ())
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]
         try:
-            await self.run(self.once.commit, Answer.of(status, headers, body))
+            await self.run(self.once.commit, answer)
         except Replay as replay:
             self.replay = replay
             raise
@@ -329,13 +312,7 @@ class _Exchange:
             with anyio.CancelScope(shield=True):
                 await self.run(self.once.roll_back)
 
-    async def respond(self, answer: Answer) -> None:
-        """Send a stored answer."""
-        headers = [
-            (name.encode("latin-1"), value.encode("latin-1"))
-            for name, value in list(answer.headers)
-        ]
-        await self._send(
-            {"type": "http.response.start", "status": answer.status, "headers": headers}
-        )
-        await self._send({"type": "http.response.body", "body": answer.body})
+
+def _decoded(pair: tuple[bytes, bytes]) -> tuple[str, str]:
+    name, value = pair
+    return name.decode("latin-1"), value.decode("latin-1")

@@ -32,7 +32,7 @@ from ..kit import (
     refuse_other_application,
 )
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, LOCK_WAIT, GuardKind, refuse_guard
-from ..kit.idempotency import HEADER, KEEP, MAX_ANSWERS, MAX_BODY, IdempotencySpec
+from ..kit.idempotency import IdempotencyOptions, IdempotencySpec
 from ..wsgi import RequestLayer, Rewrite
 from ..wsgi.layer import Answer, respond_with
 from .database import Database
@@ -185,11 +185,7 @@ class WebLock:
         self,
         *,
         caller: Callable[[], Any] | str,
-        wait: Duration | None = 0,
-        header: str = HEADER,
-        keep: Duration = KEEP,
-        max_answers: int = MAX_ANSWERS,
-        max_body: int = MAX_BODY,
+        **options: Unpack[IdempotencyOptions],
     ) -> Callable[[F], F]:
         """Decorate a view so that each request is executed once: ``@locks.idempotent(caller=user_id)``.
 
@@ -202,21 +198,13 @@ class WebLock:
         Args:
             caller: A function that returns the id of the user who sends the request: a string, an int or a
                 UUID. ``"anonymous"`` if all clients share their keys, and may read the answers of one another.
-            wait: How many seconds to wait for a request with the same key that is running; then, and by
-                default at once, the answer is 409.
-            header: The name of the header that has the key.
-            keep: For how many seconds an answer is stored. Default: 24 hours.
-            max_answers: How many answers are stored for a caller; at that number, new keys are answered
-                with 429.
-            max_body: How many bytes a response has at most. A longer one, and a stream, raise
-                ``AnswerNotStored``, and nothing is committed.
+            **options: ``wait``, ``header``, ``keep``, ``max_answers`` and ``max_body``: see
+                ``IdempotencyOptions``.
 
         Raises:
             ConfigurationError: An option cannot work.
         """
-        spec = IdempotencySpec.written(
-            caller, wait=wait, header=header, keep=keep, max_answers=max_answers, max_body=max_body
-        )
+        spec = IdempotencySpec.written(caller, **options)
 
         def decorate(view: F) -> F:
             found = decorated_once(view, spec)

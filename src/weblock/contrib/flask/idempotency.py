@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from flask import Response, current_app, request
 
 from ...errors import LockTimeout
-from ..kit.idempotency import Answer, IdempotencySpec, Replay, body_consumed, form_parts
+from ..kit.idempotency import IdempotencySpec, Replay, body_consumed, form_parts
 from ..wsgi import request_locks
 from ..wsgi.body import Body
 from .database import JOINED
@@ -61,12 +61,11 @@ def _execute(view: Callable[[], Any], spec: IdempotencySpec) -> Response:
     request.environ[JOINED] = transaction
     try:
         response = current_app.make_response(view())
-        if spec.is_stored(response.status_code):
-            streams = response.is_streamed or response.direct_passthrough
-            spec.refuse_long(0 if streams else len(response.get_data()), streams=streams)
+        streams = response.is_streamed or response.direct_passthrough
+        body = None if streams else response.get_data()
+        if answer := spec.answer_of(response.status_code, response.headers.items(), body):
             held.check_done()
-            headers = list(response.headers)
-            transaction.commit(Answer.of(response.status_code, headers, response.get_data()))
+            transaction.commit(answer)
     finally:
         transaction.roll_back()
     return response

@@ -29,23 +29,28 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import random
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from http import HTTPStatus
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypedDict, Unpack
 from uuid import UUID
 
 from ..._options import Duration, seconds
+from ..._platform.logs import logger
 from ...errors import (
     AnswerNotStored,
+    AnswersUnavailable,
     ConfigurationError,
     IdempotencyKeyInvalid,
     IdempotencyKeyReused,
     TooManyAnswers,
+    WeblockError,
 )
 from ...keys import CheckedKey, canonical
+from .guarding import Trouble, trouble_of
 from .spec import LockSpec, name_of
 
 ANSWERS: Final = "weblock_answer"
@@ -65,18 +70,10 @@ and ``body``, which is binary. ``digest`` is the primary key; there is an index 
 ``expires_at``.
 """
 
-HEADER: Final = "Idempotency-Key"
-
 REPLAYED: Final = "Idempotency-Replayed"
 """The header of an answer that was stored: its value is ``true``."""
 
 ANONYMOUS: Final = "anonymous"
-
-KEEP: Final = 24 * 3600.0
-
-MAX_ANSWERS: Final = 10_000
-
-MAX_BODY: Final = 1024 * 1024
 
 ANSWER_SWEEPS: Final = 1 / 100
 """The share of executed requests that also delete expired answers."""
@@ -89,34 +86,22 @@ _BARE: Final = re.compile(r"[!#-+\--:<-\[\]-~]+")
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
-_NOT_STORED: Final = frozenset(
-    {
-        *("set-cookie", "date", "connection", "keep-alive", "proxy-authenticate"),
-        *(
-            "proxy-authorization",
-            "proxy-connection",
-            "te",
-            "trailer",
-            "transfer-encoding",
-            "upgrade",
-        ),
-    }
+_TEMPORARY: Final = 409, 429
+"""Statuses after which a retry may succeed, besides those from 500 on."""
+
+_NOT_STORED: Final = re.compile(
+    "set-cookie|date|connection|keep-alive|proxy-(authenticate|authorization|connection)|te|trailer"
+    "|transfer-encoding|upgrade"
 )
 """Headers that are about one response or one connection."""
 
 
 class Answer(NamedTuple):
-    """A response as the wrapper of the handler saw it. Its headers are all but those that are never stored."""
+    """A response as the wrapper of the handler saw it, without the headers that are never stored."""
 
     status: int
     headers: Sequence[tuple[str, str]]
     body: bytes
-
-    @classmethod
-    def of(cls, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> Self:
-        """Return a response without the headers that are never stored."""
-        kept = [(name, value) for name, value in headers if name.lower() not in _NOT_STORED]
-        return cls(status, kept, body)
 
     @property
     def replayed(self) -> Self:
@@ -144,54 +129,61 @@ class Asked(NamedTuple):
     fingerprint: str
 
 
+class IdempotencyOptions(TypedDict, total=False):
+    """What ``idempotent()`` takes in every framework, in addition to ``caller``."""
+
+    wait: Duration | None
+    """How many seconds to wait for a running request with the same key (0). Then the answer is 409."""
+    header: str
+    """The name of the header that has the key (``Idempotency-Key``)."""
+    keep: Duration
+    """For how many seconds an answer is stored (24 hours)."""
+    max_answers: int
+    """How many answers are stored for a caller (10,000). At that number, new keys are answered with 429."""
+    max_body: int
+    """How many bytes a response has at most (1 MiB).
+
+    A longer one, and a stream, raise ``AnswerNotStored``, and nothing is committed.
+    """
+
+
 @dataclass(frozen=True, repr=False)
 class IdempotencySpec(LockSpec):
-    """A description of what is executed once for each idempotency key."""
+    """A description of what is executed once for each idempotency key: see ``IdempotencyOptions``."""
 
     caller: Any = None
     """A function that returns the identity of a request's caller, or ``"anonymous"``."""
-    header: str = HEADER
-    keep: float = KEEP
-    """Seconds for which an answer is stored."""
-    max_answers: int = MAX_ANSWERS
-    """How many answers are stored for a caller."""
-    max_body: int = MAX_BODY
-    """Bytes of a body that can be stored."""
+    header: str = "Idempotency-Key"
+    keep: float = 24 * 3600.0
+    max_answers: int = 10_000
+    max_body: int = 1024 * 1024
 
     @classmethod
-    def written(
-        cls,
-        caller: object,
-        *,
-        wait: Duration | None = 0,
-        header: str = HEADER,
-        keep: Duration = KEEP,
-        max_answers: int = MAX_ANSWERS,
-        max_body: int = MAX_BODY,
-        **more: Any,
-    ) -> Self:
-        """Return the spec of what a user has written. Raises ``ConfigurationError`` for what cannot work."""
+    def written(cls, caller: object, **options: Unpack[IdempotencyOptions]) -> Self:
+        """Return the spec of what a user has written. Raises ``ConfigurationError`` for what cannot work.
+
+        A derived class takes its fields as further options.
+        """
         if not (callable(caller) or caller == ANONYMOUS):
             raise ConfigurationError(
                 f"idempotent(caller={caller!r:.80}) must be a function that returns who sends the request,"
                 ' such as the id of the user, or "anonymous" if all clients may share their keys: otherwise'
                 " one user could read the answer that another one got"
             )
-        if not re.fullmatch(r"[A-Za-z0-9-]+", header):
-            raise ConfigurationError(f"header={header!r:.80} must be the name of a header")
-        for name, value in (("max_answers", max_answers), ("max_body", max_body)):
+        more: dict[str, Any] = {
+            **options,
+            "keep": seconds("keep", options.get("keep", cls.keep), least=1),
+        }
+        made = cls.of(
+            ["idempotency:{digest}"], {"wait": more.pop("wait", 0)}, caller=caller, **more
+        )
+        if not re.fullmatch(r"[A-Za-z0-9-]+", made.header):
+            raise ConfigurationError(f"header={made.header!r:.80} must be the name of a header")
+        for name in ("max_answers", "max_body"):
+            value: object = getattr(made, name)
             if type(value) is not int or value < 1:
                 raise ConfigurationError(f"{name}={value!r:.80} must be a whole number from 1 on")
-        return cls.of(
-            ["idempotency:{digest}"],
-            {"wait": wait},
-            caller=caller,
-            header=header,
-            keep=seconds("keep", keep, least=1),
-            max_answers=max_answers,
-            max_body=max_body,
-            **more,
-        )
+        return made
 
     def asked(
         self, *, caller: object, method: str, path: str, sent: Sequence[str], parts: Iterable[bytes]
@@ -213,20 +205,24 @@ class IdempotencySpec(LockSpec):
         """Return the key that a request locks."""
         return self.made_of(lambda _template: {"digest": asked.digest}, lambda _function: None)
 
-    def is_stored(self, status: int) -> bool:
-        """Return whether a response with this status, which was returned and not raised, is stored."""
-        temporary = HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS
-        return status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in temporary
+    def answer_of(
+        self, status: int, headers: Iterable[tuple[str, str]], body: bytes | None
+    ) -> Answer | None:
+        """Return what is stored of a response that was returned; ``None`` if it is to be rolled back.
 
-    def refuse_long(self, size: int, *, streams: bool = False) -> None:
-        """Raise ``AnswerNotStored`` for a response that streams, or whose body has too many bytes."""
-        if streams or size > self.max_body:
-            what = "streams its response" if streams else f"responds with {size} bytes"
+        Raises ``AnswerNotStored`` for a body that is too long, or ``None``, because it streams.
+        """
+        if status in _TEMPORARY or status >= 500:
+            return None
+        if body is None or len(body) > self.max_body:
+            what = "streams its response" if body is None else f"responds with {len(body)} bytes"
             raise AnswerNotStored(
                 f"an idempotent handler {what}, which cannot be stored, so its work was rolled back: return"
                 f" a complete response of at most max_body={self.max_body} bytes, such as the address of a"
                 " file, or raise max_body="
             )
+        kept = [(name, value) for name, value in headers if not _NOT_STORED.fullmatch(name.lower())]
+        return Answer(status, kept, body)
 
     def _key_of(self, sent: Sequence[str]) -> str:
         if len(sent) != 1:
@@ -317,21 +313,43 @@ class Answers:
     """The stored answers in a database of the application.
 
     ``execute`` runs one statement, with parameters such as ``:digest``, and returns the rows that it found.
-    ``database`` is the name of the kind of database, such as ``"postgresql"``.
+    ``database`` is the name of the kind of database, such as ``"postgresql"``, ``failures`` are its errors, and
+    ``remedy`` says how to make the table.
     """
 
     def __init__(
         self,
-        database: str,
-        execute: Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]],
         spec: IdempotencySpec,
         asked: Asked,
+        database: str,
+        execute: Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]],
+        *,
+        failures: tuple[type[Exception], ...],
+        remedy: str,
     ) -> None:
-        self._database = database
-        self._execute = execute
         self._spec = spec
         self._asked = asked
+        self._database = database
+        self._execute = execute
+        self._failures = failures
+        self._remedy = remedy
         self._expired = False
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Raise ``AnswersUnavailable`` if the database does not answer in the block, so that nothing runs."""
+        try:
+            yield
+        except WeblockError:  # Some are errors of connections as well.
+            raise
+        except self._failures as error:
+            if trouble_of(error) is Trouble.NO_TABLE:
+                raise ConfigurationError(
+                    f"the database has no table {ANSWERS}, in which idempotent() stores answers: {self._remedy}"
+                ) from error
+            raise AnswersUnavailable(
+                f"the database did not return the stored answer: {error}"
+            ) from error
 
     def find(self) -> Answer | None:
         """Return the stored answer. Raises ``IdempotencyKeyReused`` if it is to another query or body."""
@@ -379,9 +397,21 @@ class Answers:
             },
         )
 
-    def sweep(self) -> None:
-        """Delete expired answers, a batch of them."""
-        self._execute(_sweeping(self._database), {"now": int(time.time())})
+    def sweep(
+        self, transaction: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
+        """Delete a batch of expired answers in a transaction, after few of many commits. Failures are logged."""
+        if random.random() >= ANSWER_SWEEPS:
+            return
+        if self._database in ("mysql", "mariadb"):
+            sql = "DELETE FROM weblock_answer WHERE expires_at <= :now LIMIT 1000"
+        else:
+            sql = _SWEEPING % ("FOR UPDATE SKIP LOCKED" if self._database == "postgresql" else "")
+        try:
+            with transaction():
+                self._execute(sql, {"now": int(time.time())})
+        except self._failures:
+            logger.warning("expired answers of idempotent requests were not deleted", exc_info=True)
 
 
 _FINDING: Final = """
@@ -399,10 +429,3 @@ VALUES (:digest, :caller, :idempotency_key, :request, :fingerprint, :status, :he
 _SWEEPING: Final = """
 DELETE FROM weblock_answer WHERE digest IN (
     SELECT digest FROM weblock_answer WHERE expires_at <= :now LIMIT 1000 %s)"""
-
-
-def _sweeping(database: str) -> str:
-    if database in ("mysql", "mariadb"):
-        return "DELETE FROM weblock_answer WHERE expires_at <= :now LIMIT 1000"
-    skips = "FOR UPDATE SKIP LOCKED" if database == "postgresql" else ""
-    return _SWEEPING % skips

@@ -7,7 +7,6 @@ complete, ``commit`` inserts it into the table of answers, and commits everythin
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -34,12 +33,11 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util.concurrency import in_greenlet
 
 from ..._platform.logs import logger
-from ...errors import AnswersUnavailable, ConfigurationError, WeblockError
+from ...errors import AnswersUnavailable, ConfigurationError
 from ..kit import shown
-from ..kit.guarding import Kind, Trouble, kind_of, trouble_of
+from ..kit.guarding import Kind, kind_of
 from ..kit.idempotency import (
     ANSWER_LENGTHS,
-    ANSWER_SWEEPS,
     ANSWERS,
     Answer,
     Answers,
@@ -122,7 +120,10 @@ class OneTransaction:
         self._get_bind: Callable[..., Engine | Connection] = session.get_bind
         self._mode = session.join_transaction_mode
         name = "mariadb" if getattr(engine.dialect, "is_mariadb", False) else engine.dialect.name
-        self._answers = Answers(name, self._execute, spec, asked)
+        failures = DBAPIError, PoolTimeout, OSError
+        self._answers = Answers(
+            spec, asked, name, self._execute, failures=failures, remedy=_NO_TABLE
+        )
 
     @property
     def has_begun(self) -> bool:
@@ -170,8 +171,7 @@ class OneTransaction:
             self._answers.store(answer)
             self._committing = True
             self._transaction.commit()
-            if random.random() < ANSWER_SWEEPS:
-                self._sweep(connection)
+            self._answers.sweep(connection.begin)
         except DBAPIError:
             self.roll_back()
             try:
@@ -261,25 +261,10 @@ class OneTransaction:
     def _look(self, work: Callable[[], Answer | None]) -> Answer | None:
         """Do what reads the stored answers, in a transaction of its own."""
         try:
-            with self._engine.connect() as self._connection:
+            with self._answers.reading(), self._engine.connect() as self._connection:
                 return work()
-        except WeblockError:
-            raise
-        except (DBAPIError, PoolTimeout, OSError) as error:
-            if trouble_of(error) is Trouble.NO_TABLE:
-                raise ConfigurationError(_NO_TABLE) from error
-            raise AnswersUnavailable(
-                f"the database of the session did not return the stored answer: {error}"
-            ) from error
         finally:
             self._connection = None
-
-    def _sweep(self, connection: Connection) -> None:
-        try:
-            with connection.begin():
-                self._answers.sweep()
-        except DBAPIError:
-            logger.warning("expired answers of idempotent requests were not deleted", exc_info=True)
 
     def _execute(self, sql: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
         assert self._connection is not None
@@ -301,7 +286,6 @@ _ROLLED_BACK: Final = (
 )
 
 _NO_TABLE: Final = (
-    f"the database has no table {ANSWERS}, in which idempotent() stores answers: add it to your metadata with"
-    " weblock.contrib.sqlalchemy.answer_table(metadata), and create it with metadata.create_all(engine) or a"
+    "add it to your metadata with weblock.contrib.sqlalchemy.answer_table(metadata), and create it with metadata.create_all(engine) or a"
     " migration"
 )
