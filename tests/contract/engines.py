@@ -48,7 +48,7 @@ class Promises:
     """The face of the tests that cost much, where another engine has both: the same code, or part of it."""
     faces: tuple[str, ...] = ("sync", "asyncio")
     """The faces of all other tests. What runs the same Python as another engine has one, or none."""
-    sections: int = 5_120
+    sections: int = 2_560
     """Of how many it is shown, all on one key, that none overlap."""
 
 
@@ -74,7 +74,7 @@ ENGINES = {
         in_files=True,
         death_noticed_at_once=True,
     ),
-    "valkey": Promises(lambda tmp: fresh_url(a_valkey()), several=True, texts=True, sections=2_560),
+    "valkey": Promises(lambda tmp: fresh_url(a_valkey()), several=True, texts=True),
     "redis": Promises(
         lambda tmp: fresh_url(a_redis()),
         several=True,

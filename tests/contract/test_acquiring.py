@@ -48,6 +48,7 @@ def test_who_was_refused_is_told_the_holder(locks, one, other) -> None:
         assert refused.value.holder == "the holder"
 
 
+@pytest.mark.of_core
 def test_try_acquire_answers_none(locks, one, other) -> None:
     """``try_acquire`` gives None where the key is held, to the holder too, and never raises."""
     lease = one.do(locks.try_acquire, "key")
@@ -128,6 +129,7 @@ def test_a_full_queue_refuses_at_once(locks, face, one, waiting) -> None:
     assert refused.value.waiters == 1
 
 
+@pytest.mark.of_core
 def test_waiting_for_oneself_is_refused(locks, one, other) -> None:
     """The same flow of control gets an error at once, where it would wait for itself."""
     lease = one.do(locks.acquire, "key")
@@ -422,6 +424,7 @@ def test_the_longest_key(locks, one, other) -> None:
     assert other.do(locks.try_acquire, key[:-1]) is not None
 
 
+@pytest.mark.of_core
 def test_hostile_keys_are_refused(locks, one) -> None:
     """What cannot be a key is refused before the engine hears of it."""
     for key in ("", "a\nb", "a\0", "k" * 513, "\ud800", 7, None, b"key"):
@@ -479,6 +482,7 @@ def test_both_faces_exclude_one_another(locks, one, probe) -> None:
     mine.release()
 
 
+@pytest.mark.of_core
 def test_one_actor_may_hold_several_keys_in_turn(locks, one) -> None:
     """Acquiring another key while holding one is no mistake."""
     outer = one.do(locks.acquire, "outer")
@@ -494,6 +498,7 @@ def test_a_lease_may_be_released_by_another(locks, one, other) -> None:
     one.do(one.do(locks.acquire, "key", wait=5).release)
 
 
+@pytest.mark.of_core
 def test_the_successor_of_a_thread_is_somebody_else(locks, face, url) -> None:
     """A flow of control that has ended is not mistaken for the next one."""
     first = face.actor()
@@ -507,6 +512,7 @@ def test_the_successor_of_a_thread_is_somebody_else(locks, face, url) -> None:
     assert lease.held
 
 
+@pytest.mark.of_core
 def test_the_block_passes_the_lease_and_the_result(locks, face, one, waiting) -> None:
     """A block that ends has released; one that raises has released too, and its error comes out."""
     assert one.do(face.section, locks, "key", body=lambda lease: lease.held) is True
@@ -515,6 +521,7 @@ def test_the_block_passes_the_lease_and_the_result(locks, face, one, waiting) ->
     assert waiting("key") is None
 
 
+@pytest.mark.of_core
 def test_a_hold_may_be_shared(locks, face, one, other, probe) -> None:
     """Of those who share one ``hold``, each ends just its own lease, also one that was lost."""
     shared = locks.hold("key", ttl=60, renew=False)

@@ -42,6 +42,7 @@ class TestTheHolder:
             assert lease.asked_to_release
         one.do(lease.release)
 
+    @pytest.mark.of_core
     def test_its_callback_is_called_once(self, locks, one, other) -> None:
         """However often it is asked; a callback that comes later is called at once."""
         calls: list[str] = []
@@ -62,6 +63,7 @@ class TestTheHolder:
         one.do(lease.release)
         assert calls == ["asked"]
 
+    @pytest.mark.of_core
     @pytest.mark.filterwarnings("ignore")
     def test_a_callback_that_raises_harms_nobody(self, locks, one, other) -> None:
         """The lease goes on, and another callback is called as well."""
@@ -166,6 +168,7 @@ def test_the_event(face, url: str) -> None:
     assert asked.held_for >= 0
 
 
+@pytest.mark.of_core
 def test_keys_and_closed_locks_are_refused(locks, one) -> None:
     """As everywhere: no key without a name, and no closed locks."""
     with pytest.raises(InvalidKey):

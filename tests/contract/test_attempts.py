@@ -12,11 +12,13 @@ from weblock import AlreadyHeld, Attempts, ConfigurationError, LockTimeout
 pytestmark = pytest.mark.promise("locks")
 
 
+@pytest.mark.of_core
 def test_a_free_key_is_had_at_the_first_attempt(locks, one) -> None:
     """There is nothing to pause for."""
     one.do(one.do(locks.acquire, "key", wait=Attempts(1)).release)
 
 
+@pytest.mark.of_core
 def test_a_busy_key_is_asked_for_so_often(locks, one, other) -> None:
     """Then the key was busy, and the error says how often that was found."""
     lease = one.do(locks.acquire, "key", ttl=60)
@@ -52,6 +54,7 @@ def test_who_waits_in_the_queue_comes_first(locks, face, one, other, waiting) ->
     assert last.fence > waited.fence
 
 
+@pytest.mark.of_core
 def test_ones_own_key_is_not_asked_for(locks, one) -> None:
     """It would be busy each time."""
     lease = one.do(locks.acquire, "key")
@@ -60,6 +63,7 @@ def test_ones_own_key_is_not_asked_for(locks, one) -> None:
     one.do(lease.release)
 
 
+@pytest.mark.of_core
 @pytest.mark.parametrize(
     "options",
     [

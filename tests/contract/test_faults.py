@@ -20,7 +20,7 @@ LONG = 3 * PATIENCE
 
 def test_a_killed_holder(promises, locks, one, puppet, waiting) -> None:
     """A holder that is killed frees the key: within its ttl, and at once where the engine says."""
-    ttl = LONG if promises.death_noticed_at_once else 2
+    ttl = LONG if promises.death_noticed_at_once else 1
     holder = puppet(ttl=ttl)
     fence = holder.do("acquire", "key")["fence"]
     waiter = one.begin(locks.acquire, "key", wait=None)
@@ -34,7 +34,7 @@ def test_a_killed_holder(promises, locks, one, puppet, waiting) -> None:
 
 def test_a_holder_killed_before_anybody_waits(promises, locks, one, puppet) -> None:
     """Whoever comes after the death gets the key, as those who waited would have."""
-    ttl = LONG if promises.death_noticed_at_once else 2
+    ttl = LONG if promises.death_noticed_at_once else 1
     holder = puppet(ttl=ttl)
     holder.do("acquire", "key")
     holder.kill()

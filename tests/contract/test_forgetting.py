@@ -36,6 +36,7 @@ def _forget(actor) -> None:
     gc.collect()
 
 
+@pytest.mark.of_core
 @pytest.mark.promise("locks")
 def test_a_lease_is_kept_while_somebody_has_it(locks, one, waiting) -> None:
     """A lease in anybody's hands is renewed, and so is that of a block whose lease nobody names."""
@@ -49,6 +50,7 @@ def test_a_lease_is_kept_while_somebody_has_it(locks, one, waiting) -> None:
         one.do(lease.release)
 
 
+@pytest.mark.of_core
 @pytest.mark.promise("locks")
 def test_a_lease_that_is_to_end_by_itself_may_be_dropped(locks, one, waiting) -> None:
     """Without renewal a lease lasts its ttl, whether or not somebody refers to it."""
@@ -58,6 +60,7 @@ def test_a_lease_that_is_to_end_by_itself_may_be_dropped(locks, one, waiting) ->
     assert waiting("a while") == 0
 
 
+@pytest.mark.of_core
 def test_a_forgotten_lease_is_warned_of(face, url, one) -> None:
     """Python's own warning for what was not closed names the key."""
     if face.name == "asyncio":
@@ -73,6 +76,7 @@ def test_a_forgotten_lease_is_warned_of(face, url, one) -> None:
     face.shut(locks)
 
 
+@pytest.mark.of_core
 @pytest.mark.promise("locks")
 def test_the_result_of_a_task_is_no_owner(locks, one, other, face) -> None:
     """A lease that a task returned is forgotten with the task's result."""

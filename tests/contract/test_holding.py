@@ -146,6 +146,7 @@ def test_max_hold_ends_a_lease_loudly(locks, one, other) -> None:
     other.do(theirs.release)
 
 
+@pytest.mark.of_core
 @pytest.mark.promise("locks")
 def test_max_hold_is_not_moved_by_extending(locks, one) -> None:
     """No extension reaches beyond max_hold."""
@@ -155,6 +156,7 @@ def test_max_hold_is_not_moved_by_extending(locks, one) -> None:
     one.do(lease.release)
 
 
+@pytest.mark.of_core
 def test_on_lost_is_told_once(locks, face, one) -> None:
     """Each callback is called once; one that comes after the loss is called too."""
     calls: list[str] = []
@@ -168,6 +170,7 @@ def test_on_lost_is_told_once(locks, face, one) -> None:
     assert calls == ["before", "after"]
 
 
+@pytest.mark.of_core
 def test_on_lost_is_not_told_of_a_release(locks, one, other) -> None:
     """A lease that is given back in time was not lost, also when its ttl is over."""
     calls: list[str] = []
@@ -182,6 +185,7 @@ def test_on_lost_is_not_told_of_a_release(locks, one, other) -> None:
     assert calls == ["the second was lost"]
 
 
+@pytest.mark.of_core
 def test_a_callback_that_fails_harms_nobody(locks, one, other) -> None:
     """An error in a callback neither hides the loss nor keeps other leases from being renewed."""
     lease = one.do(locks.acquire, "key", ttl=0.3, renew=False)
@@ -194,6 +198,7 @@ def test_a_callback_that_fails_harms_nobody(locks, one, other) -> None:
     other.do(kept.release)
 
 
+@pytest.mark.of_core
 def test_a_loss_while_the_block_fails(locks, face, one) -> None:
     """Where the block raises after the loss, its own error comes out, with the loss beside it."""
 
@@ -206,6 +211,7 @@ def test_a_loss_while_the_block_fails(locks, face, one) -> None:
     assert "was lost" in error.value.__notes__[0]
 
 
+@pytest.mark.of_core
 def test_a_loss_that_the_block_overlooked(locks, face, one) -> None:
     """A block that goes on after the loss is told of it when it ends."""
     with pytest.raises(LeaseLost):
@@ -219,6 +225,7 @@ def test_a_loss_that_the_block_overlooked(locks, face, one) -> None:
         )
 
 
+@pytest.mark.of_core
 def test_a_hold_without_its_block_is_told(locks, one) -> None:
     """A forgotten ``with`` leaves a section unlocked: a warning names the line and the remedy."""
     with pytest.warns(RuntimeWarning) as told:

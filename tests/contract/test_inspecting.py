@@ -211,6 +211,7 @@ class TestForceRelease:
         assert one.do(locks.force_release, "key") is False
         assert not [each for each in caplog.records if each.name == "weblock.audit"]
 
+    @pytest.mark.of_core
     def test_it_is_logged(self, locks, one, other, caplog) -> None:
         """One warning of the audit names the key, on one line and not without end, and who had it."""
         key = "k" * 500
@@ -240,6 +241,7 @@ def test_other_namespaces_are_left_alone(face, url, one, locks) -> None:
         face.shut(theirs)
 
 
+@pytest.mark.of_core
 def test_what_cannot_be_a_key_is_refused(face, url, one) -> None:
     """Keys and prefixes are checked as where they are locked, limits as numbers, and closed is closed."""
     locks = face.open(url)

@@ -123,6 +123,7 @@ class TestElections:
         body.step_down()
         leads.result(PATIENCE)
 
+    @pytest.mark.of_core
     @pytest.mark.parametrize("notices", ["held", "check", "cannot"])
     def test_a_lost_term_is_followed_by_another(
         self, locks, one, *, stand, body, probe, notices
@@ -146,6 +147,7 @@ class TestElections:
         body.step_down()
         leads.result(PATIENCE)
 
+    @pytest.mark.of_core
     @pytest.mark.parametrize("block", [False, True])
     def test_an_error_of_the_body_leaves_the_loop(
         self, one, stand, body, *, waiting, block

@@ -233,6 +233,7 @@ class TestOneself:
 
 
 class TestSeveralKeys:
+    @pytest.mark.of_core
     def test_one_call_holds_all_its_keys_alike(self, locks, face, one, other) -> None:
         """The options of a call are those of each of its keys."""
         lease = one.do(locks.acquire, "a", "b", shared=True, ttl=LONG)
@@ -242,6 +243,7 @@ class TestSeveralKeys:
         one.do(lease.release)
         other.do(beside.release)
 
+    @pytest.mark.of_core
     def test_keys_of_different_kinds(self, locks, face, one, other) -> None:
         """A flow may read one key and write another, in two calls."""
 
@@ -309,7 +311,7 @@ class TestProcesses:
     def test_a_holder_that_dies_makes_room(self, promises, locks, one, puppet, probe) -> None:
         """Each process that is killed costs its own lease only."""
         first, second = puppet(), puppet()
-        ttl = LONG if promises.death_noticed_at_once else 2
+        ttl = LONG if promises.death_noticed_at_once else 1
         first.do("acquire", "key", limit=2, ttl=ttl)
         kept = second.do("acquire", "key", limit=2, ttl=LONG)["fence"]
         waits = one.begin(locks.acquire, "key", limit=2, ttl=LONG, wait=LONG)

@@ -31,6 +31,7 @@ def test_a_step_runs_once(locks, face, one, other, ran) -> None:
     assert one.do(locks.list) == []
 
 
+@pytest.mark.of_core
 def test_a_step_that_fails_is_not_done(locks, face, one, ran) -> None:
     """Its error reaches whoever ran it, and the next one runs it again."""
     with pytest.raises(ZeroDivisionError):
@@ -49,6 +50,7 @@ def test_a_step_is_forgotten_at_its_expiry(locks, face, one, ran) -> None:
     assert ran == ["kept", "first", "second"]
 
 
+@pytest.mark.of_core
 def test_an_expiry_that_cannot_be_is_refused(locks, face, one, ran) -> None:
     """It is refused before the step has run."""
     for expiry in (0, -1, "tomorrow"):
@@ -83,6 +85,7 @@ class TestTogether:
         assert [each.result(LONG / 3) for each in come] == [False] * 3
         assert ran == ["first"]
 
+    @pytest.mark.of_core
     def test_another_takes_over_from_one_that_fails(
         self, locks, face, one, *, other, ran, waiting
     ) -> None:
@@ -98,6 +101,7 @@ class TestTogether:
         assert next_one.result(LONG / 3) is True
         assert ran == ["second"]
 
+    @pytest.mark.of_core
     def test_a_step_may_be_waited_for_in_vain(self, locks, face, one, other, ran) -> None:
         """With ``wait``, whoever has waited so long is told that the key is busy."""
         gate = Gate()

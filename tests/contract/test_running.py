@@ -23,6 +23,7 @@ LONG = 60.0
 """A ttl that no test waits for: whoever had to would fail."""
 
 
+@pytest.mark.of_core
 def test_the_result_is_that_of_the_work(locks, face, one) -> None:
     """Arguments go to the work, and what it returns or raises comes from ``run``."""
     assert one.do(locks.run, "key", face.work(divmod), 17, 5) == (3, 2)
@@ -30,6 +31,7 @@ def test_the_result_is_that_of_the_work(locks, face, one) -> None:
         one.do(locks.run, "key", face.work(divmod), 17, 0)
 
 
+@pytest.mark.of_core
 def test_work_that_times_out_is_not_a_busy_key(locks, face, one) -> None:
     """A ``LockTimeout`` of the work itself is raised, also where a busy key would be skipped."""
 
@@ -40,12 +42,14 @@ def test_work_that_times_out_is_not_a_busy_key(locks, face, one) -> None:
         one.do(locks.run, "key", face.work(of_its_own), on_busy="skip")
 
 
+@pytest.mark.of_core
 def test_odd_orders_are_refused(locks, face, one) -> None:
     """What cannot be meant by ``on_busy`` is refused before anything runs."""
     with pytest.raises(ConfigurationError, match="on_busy='later' must be 'wait' or 'skip'"):
         one.do(locks.run, "key", face.work(list), on_busy="later")
 
 
+@pytest.mark.of_core
 @pytest.mark.promise("locks")
 class TestUnderTheLock:
     def test_work_does_not_overlap(self, locks, face, one, other, waiting) -> None:
@@ -236,6 +240,7 @@ def run(request: pytest.FixtureRequest, asynchronous: AsyncLocks) -> Any:
     return asynchronous.run if request.param == "run" else hold
 
 
+@pytest.mark.of_core
 @pytest.mark.promise("locks")
 class TestCancelling:
     @pytest.mark.parametrize("stubborn", [False, True])

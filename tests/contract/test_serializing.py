@@ -9,12 +9,14 @@ from weblock import AlreadyHeld, Locks
 pytestmark = pytest.mark.promise("locks")
 
 
+@pytest.mark.of_core
 def test_calls_do_not_overlap(locks, face, one, probe, waiting) -> None:
     """Inside a decorated function its key is held, and after it, it is not."""
     assert one.do(face.serialize(locks, "key", lambda: _held_here(probe, "key")))
     assert waiting("key") is None
 
 
+@pytest.mark.of_core
 def test_the_key_is_filled_in_from_the_arguments(locks, face, one, probe) -> None:
     """Positional, named and default arguments make the key, encoded."""
 

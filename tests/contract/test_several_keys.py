@@ -42,6 +42,7 @@ def test_opposite_orders_do_not_deadlock(locks, face) -> None:
     assert {call.result(PATIENCE) for call in calls} == {("a", "b", "c")}
 
 
+@pytest.mark.of_core
 def test_one_of_them_is_held_already(locks, one) -> None:
     """A key that the caller has already is found among several, before any of them is taken."""
     one.do(locks.acquire, "b")
@@ -51,6 +52,7 @@ def test_one_of_them_is_held_already(locks, one) -> None:
     assert one.do(locks.try_acquire, "a")
 
 
+@pytest.mark.of_core
 def test_a_key_that_is_lost_while_another_is_awaited(locks, one, other, waiting, probe) -> None:
     """Nobody is given a lease of which a part has ended already."""
     blocker = one.do(locks.acquire, "b")
@@ -66,6 +68,7 @@ def test_a_key_that_is_lost_while_another_is_awaited(locks, one, other, waiting,
     assert [waiting(key) for key in "ab"] == [None, None]
 
 
+@pytest.mark.of_core
 def test_a_timeout_is_told_also_where_a_part_was_lost(locks, one, other, waiting, probe) -> None:
     """Giving back what has ended meanwhile does not turn a timeout into another error."""
     one.do(locks.acquire, "b", ttl=60)
@@ -78,6 +81,7 @@ def test_a_timeout_is_told_also_where_a_part_was_lost(locks, one, other, waiting
     assert waiting("a") is None
 
 
+@pytest.mark.of_core
 def test_one_lost_key_is_a_lost_lease(locks, one, other, probe) -> None:
     """A lease of several keys is lost when one of them is, and releases the others."""
     lease = one.do(locks.acquire, "a", "b", ttl=60)
