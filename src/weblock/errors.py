@@ -186,6 +186,35 @@ class BodyTimeout(WeblockError):
         )
 
 
+class BodyTooLong(WeblockError):
+    """The body of an idempotent request is longer than the middleware reads before it runs the request.
+
+    The adapters answer 413. Nothing has run.
+
+    Attributes:
+        max_request: How many bytes it reads.
+    """
+
+    def __init__(self, max_request: int) -> None:
+        super().__init__(
+            f"the body of an idempotent request has more than max_request={max_request} bytes: raise"
+            " max_request=, or send less"
+        )
+        self.max_request = max_request
+
+
+class CallerUnknown(WeblockError):
+    """The function ``caller`` of a rule has returned ``None`` for an idempotent request.
+
+    The adapters answer 403. Nothing has run.
+    """
+
+    def __init__(self, function: str) -> None:
+        super().__init__(
+            f"{function}, the caller= of idempotent=, returned None: nobody is logged in"
+        )
+
+
 class IdempotencyKeyInvalid(WeblockError):
     """A request that must carry an idempotency key has none, or one that is malformed.
 

@@ -4,7 +4,7 @@ Frameworks' adapters acquire through it, from inside (``request_locks``); it rel
 ``LockMiddleware`` acquires by itself, what its rules say.
 """
 
-from ..kit import Problem, Rewrite, Rule, RuleSet, problem_of
+from ..kit import Idempotent, Problem, Rewrite, Rule, RuleSet, problem_of
 from .answers import ProblemResponse
 from .layer import RequestLayer
 from .middleware import LockMiddleware
@@ -12,6 +12,7 @@ from .request import AsyncRequestLocks, RequestLease, request_locks
 
 __all__ = [
     "AsyncRequestLocks",
+    "Idempotent",
     "LockMiddleware",
     "Problem",
     "ProblemResponse",

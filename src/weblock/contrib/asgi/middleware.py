@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Unpack
 
 from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
 from ...errors import StrangePath
-from ..kit import BODY_WAIT, Match, Rewrite, RuleMiddleware, Rules, answers, opened
+from ..kit import (
+    BODY_WAIT,
+    ClientGone,
+    Execution,
+    Match,
+    Rewrite,
+    RuleMiddleware,
+    Rules,
+    answers,
+    opened,
+    parts_of,
+)
 from .answers import ProblemResponse
 from .layer import RequestLayer
-from .protocol import App, Receive, Scope, Send
+from .protocol import App, Message, Receive, Scope, Send
 from .request import SCOPE_KEY, AsyncRequestLocks
 
 
@@ -107,9 +118,73 @@ class LockMiddleware(RuleMiddleware[App]):
             scope=scope,
         )
         of_rules: AsyncRequestLocks = scope[SCOPE_KEY]  # The layer has put it there.
+        execution: Execution | None = None
+        if spec := found.rule.once:
+            assert self.texts
+            await of_rules.read_ahead()
+            body = await _whole(receive, spec.refuse_body)
+            content_type = ",".join(_header(scope, "content-type"))
+            asked = spec.asked_for(
+                scope,
+                method=scope["method"],
+                path=scope["path"],
+                sent=_header(scope, spec.header.lower()),
+                parts=parts_of(scope.get("query_string", b""), body, content_type),
+            )
+            execution = Execution(self.texts, spec, asked)
+            if answer := await execution.begin(of_rules.hold):
+                fields = [
+                    (name.encode("latin-1"), text.encode("latin-1"))
+                    for name, text in answer.headers
+                ]
+                start = {"type": "http.response.start", "status": answer.status, "headers": fields}
+                await send(start)
+                await send({"type": "http.response.body", "body": answer.body})
+                return
+            receive, send = _again(body, receive), functools.partial(_note, execution, send)
         if keys:
             await of_rules.hold(keys, found.rule.lock.options)
         await self.app(scope, receive, send)
+        if execution:
+            await execution.end()
+
+
+async def _whole(receive: Receive, refuse: Callable[[int], None]) -> bytes:
+    """Return the body of a request. Raises ``ClientGone``, and what ``refuse`` raises for its size."""
+    body, goes_on = bytearray(), True
+    while goes_on:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        body += message.get("body", b"")
+        refuse(len(body))
+        goes_on = message.get("more_body", False)
+    return bytes(body)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return a ``receive`` that returns a body that was read, and then what the server sends."""
+    ahead = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return ahead.pop() if ahead else await receive()
+
+    return receive_again
+
+
+async def _note(execution: Execution, send: Send, message: Message) -> None:
+    """Send a message of the application, and note what belongs to its answer."""
+    if message["type"] == "http.response.start":
+        headers = message.get("headers", ())
+        pairs = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+        execution.start(message["status"], pairs)
+    elif message["type"] == "http.response.body":
+        execution.add(message.get("body", b""))
+        if not message.get("more_body", False):
+            execution.complete()
+    elif message["type"] in ("http.response.pathsend", "http.response.zerocopysend"):
+        execution.add(None)
+    await send(message)
 
 
 def _header(scope: Scope, wanted: str) -> list[str]:

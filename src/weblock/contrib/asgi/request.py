@@ -179,6 +179,10 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
         if self.within:
             self.within.hold_back(background)
 
+    async def read_ahead(self) -> None:
+        """Return when the body has arrived, or 64 KiB of it. Raises ``BodyTimeout`` and ``ClientGone``."""
+        await self._client.read_ahead(self._inbox)
+
     async def hold(self, keys: Sequence[CheckedKey], options: HoldOptions) -> RequestLease:
         """Acquire keys that ``in_order`` returned; for adapters. See ``acquire``."""
         outbox = self._outbox

@@ -30,6 +30,7 @@ from .guarding import FenceLocked, StaleFence
 from .input import AHEAD, BODY_WAIT, Patience, seconds_or_none
 from .listing import Asked, Locked
 from .middleware import RuleMiddleware, Rules
+from .once import Execution, Idempotent, parts_of
 from .output import ENDED_HERE, Output
 from .problems import ClientGone, Problem, Rewrite, answers, checked, problem_of
 from .rules import Match, Rule, RuleSet, methods_of
@@ -52,8 +53,10 @@ __all__ = [
     "Asked",
     "Book",
     "ClientGone",
+    "Execution",
     "FenceLocked",
     "Headers",
+    "Idempotent",
     "KeyFunction",
     "LockSpec",
     "Locked",
@@ -77,6 +80,7 @@ __all__ = [
     "methods_of",
     "name_of",
     "opened",
+    "parts_of",
     "problem_of",
     "refuse_other_application",
     "request_values",

@@ -205,6 +205,14 @@ class IdempotencySpec(LockSpec):
         """Return the key that a request locks."""
         return self.made_of(lambda _template: {"digest": asked.digest}, lambda _function: None)
 
+    def refuse_reuse(self, asked: Asked, fingerprint: str) -> None:
+        """Raise ``IdempotencyKeyReused`` if the answer is to a request with another fingerprint."""
+        if fingerprint != asked.fingerprint:
+            raise IdempotencyKeyReused(
+                f"the {self.header} {asked.idempotency_key!r} was used for another request: its"
+                f" {asked.request} had another query or body"
+            )
+
     def answer_of(
         self, status: int, headers: Iterable[tuple[str, str]], body: bytes | None
     ) -> Answer | None:
@@ -360,11 +368,7 @@ class Answers:
         if expires_at <= time.time():
             self._expired = True
             return None
-        if fingerprint != self._asked.fingerprint:
-            raise IdempotencyKeyReused(
-                f"the {self._spec.header} {self._asked.idempotency_key!r} was used for another request:"
-                f" its {self._asked.request} had another query or body"
-            )
+        self._spec.refuse_reuse(self._asked, fingerprint)
         pairs = [(name, value) for name, value in json.loads(headers)]
         return Answer(status, pairs, bytes(body))  # Some drivers return a memoryview.
 

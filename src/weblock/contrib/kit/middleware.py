@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+from ..._adapting import KeptTexts
 from ..._api import BaseLocks
 from ...errors import ConfigurationError, StrangePath
 from .listing import Asked, Locked
@@ -23,7 +24,7 @@ def ruleset_of(rules: Rules) -> RuleSet:
 class RuleMiddleware(Generic[A]):
     """A middleware that locks the requests that its rules are about.
 
-    Raises ``ConfigurationError`` if there is no rule.
+    Raises ``ConfigurationError`` if there is no rule, or if the engine cannot keep the answers of one.
     """
 
     def __init__(self, app: A, locks: BaseLocks, rules: Rules, root_path: str) -> None:
@@ -34,6 +35,9 @@ class RuleMiddleware(Generic[A]):
         """Its rules."""
         self.root_path = root_path
         """What it takes off a path before its rules see it; empty where only the server knows that."""
+        once = next((rule for rule in self.rules if rule.once), None)
+        self.texts = KeptTexts(locks, f"idempotent= of {once!r}") if once else None
+        """Where the answers of idempotent rules are kept."""
         if not len(self.rules):
             raise ConfigurationError(
                 "LockMiddleware has no rules, so it would lock nothing: say what to lock, as in"
@@ -57,7 +61,9 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
     for rule in rules:
         what = f"{names[id(rule)]}: {rule!r}{', exempt' if rule.exempt else ''}"
         order = "before the application, and the authentication of its routes"
-        yield Locked(what, rule.lock.keys, rule.lock.options, app.locks, order=order)
+        for spec in (rule.once, rule.lock):
+            if spec and (spec.keys or rule.exempt):
+                yield Locked(what, spec.keys, spec.options, app.locks, order=order)
 
 
 def layers_of(app: object) -> Iterator[object]:

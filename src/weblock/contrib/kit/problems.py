@@ -15,6 +15,8 @@ from typing import Final, TypeVar
 from ...errors import (
     AnswersUnavailable,
     BodyTimeout,
+    BodyTooLong,
+    CallerUnknown,
     ConfigurationError,
     EngineRecovering,
     EngineUnavailable,
@@ -221,6 +223,18 @@ _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str, str]]] = 
         "body_timeout",
         "The request took too long to arrive",
         "Its body did not arrive in time. Send it again, without pauses.",
+    ),
+    BodyTooLong: (
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        "body_too_long",
+        "The body of the request is too long",
+        "This operation is executed once for each idempotency key, and accepts no body of this length.",
+    ),
+    CallerUnknown: (
+        HTTPStatus.FORBIDDEN,
+        "caller_unknown",
+        "It is not known who sends the request",
+        "This operation requires a user, because its idempotency keys belong to users. Log in first.",
     ),
     IdempotencyKeyReused: (
         HTTPStatus.UNPROCESSABLE_ENTITY,

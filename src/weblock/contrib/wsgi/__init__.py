@@ -4,13 +4,14 @@ Frameworks' adapters acquire through it, from inside (``request_locks``); it rel
 ``LockMiddleware`` acquires by itself, what its rules say. Needs nothing but Python.
 """
 
-from ..kit import ClientGone, Problem, Rewrite, Rule, RuleSet
+from ..kit import ClientGone, Idempotent, Problem, Rewrite, Rule, RuleSet
 from .layer import RequestLayer
 from .middleware import LockMiddleware
 from .request import RequestLocks, request_locks
 
 __all__ = [
     "ClientGone",
+    "Idempotent",
     "LockMiddleware",
     "Problem",
     "RequestLayer",

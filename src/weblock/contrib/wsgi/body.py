@@ -20,7 +20,7 @@ from wsgiref.types import WSGIEnvironment
 from ..._platform.forks import enter_child, getpid, process, reset_after_fork
 from ..._platform.threads import BackgroundThread
 from ...errors import BodyTimeout
-from ..kit import AHEAD, Patience
+from ..kit import AHEAD, ClientGone, Patience
 from .clients import descriptor_of
 
 TICK: Final = 0.25
@@ -111,6 +111,21 @@ def size_of_body(environ: WSGIEnvironment) -> int | None:
         return None
     length = environ.get("CONTENT_LENGTH") or ""
     return int(length) if length.isdecimal() else 0
+
+
+def whole_body(environ: WSGIEnvironment, refuse: Callable[[int], None]) -> bytes:
+    """Return the body of a request. Raises ``ClientGone``, and what ``refuse`` raises for its size."""
+    size, body = size_of_body(environ), bytearray()
+    refuse(size or 0)
+    while size is None or len(body) < size:
+        part = environ["wsgi.input"].read(AHEAD if size is None else min(AHEAD, size - len(body)))
+        body += part
+        refuse(len(body))
+        if not part and size is not None:
+            raise ClientGone
+        if not part:
+            break
+    return bytes(body)
 
 
 def in_time(

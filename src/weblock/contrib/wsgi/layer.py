@@ -41,12 +41,16 @@ Answer = Callable[[BaseException], WSGIApplication | None]
 SENT_TOO_EARLY: Final = "a response was sent before it was known that the %s"
 
 
+def status_line(status: int) -> str:
+    """Return a status with its name."""
+    return f"{status:d} {responses.get(status, 'Unknown')}"
+
+
 def respond_with(problem: Problem) -> WSGIApplication:
     """Return the application that responds with a problem."""
 
     def respond(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        status = f"{problem.status:d} {responses.get(problem.status, 'Unknown')}"
-        start_response(status, [*problem.fields.items()])
+        start_response(status_line(problem.status), [*problem.fields.items()])
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [problem.body]
 
     return respond

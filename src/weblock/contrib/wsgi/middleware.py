@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Unpack
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from ..._options import Duration, LocksOptions
+from ..._options import Duration, HoldOptions, LocksOptions
+from ..._runtime.blocking import drive
 from ...errors import StrangePath
-from ...sync import Locks
+from ...keys import CheckedKey
+from ...sync import Lease, Locks
 from ..kit import (
     BODY_WAIT,
+    Execution,
     Match,
     Rewrite,
     RuleMiddleware,
@@ -19,9 +23,11 @@ from ..kit import (
     RuleSet,
     answers,
     opened,
+    parts_of,
 )
-from .layer import RequestLayer, respond_with
-from .request import ENVIRON_KEY, RequestLocks, headers_of, query_of, text_of
+from .body import whole_body
+from .layer import RequestLayer, respond_with, status_line
+from .request import ENVIRON_KEY, RequestLocks, headers_of, path_of, query_of, text_of
 
 
 class LockMiddleware(RuleMiddleware[WSGIApplication]):
@@ -88,9 +94,72 @@ class LockMiddleware(RuleMiddleware[WSGIApplication]):
             raise found  # The layer answers it.
         keys = found.keys(query=query_of(environ), headers=headers_of(environ), environ=environ)
         of_rules: RequestLocks = environ[ENVIRON_KEY]  # The layer has put it there.
+        execution: Execution | None = None
+        if spec := found.rule.once:
+            assert self.texts
+            of_rules.read_ahead()
+            body = whole_body(environ, spec.refuse_body)
+            environ["wsgi.input"] = io.BytesIO(body)
+            asked = spec.asked_for(
+                environ,
+                method=environ["REQUEST_METHOD"],
+                path=path_of(environ),
+                sent=headers_of(environ)(spec.header),
+                parts=parts_of(query_of(environ).encode(), body, environ.get("CONTENT_TYPE", "")),
+            )
+            execution = Execution(self.texts, spec, asked)
+
+            async def acquire(keys: Sequence[CheckedKey], options: HoldOptions) -> Lease:
+                return of_rules.hold(keys, options)
+
+            if answer := drive(execution.begin(acquire)):
+                start_response(status_line(answer.status), list(answer.headers))
+                return [answer.body]
         if keys:
             of_rules.hold(keys, found.rule.lock.options)
+        if execution:
+            return _Executed(self.app, environ, start_response, execution)
         return self.app(environ, start_response)
+
+
+class _Executed:
+    """The response of an application to a request that is executed once."""
+
+    def __init__(
+        self,
+        app: WSGIApplication,
+        environ: WSGIEnvironment,
+        start_response: StartResponse,
+        execution: Execution,
+    ) -> None:
+        self._start_response = start_response
+        self._execution = execution
+        self._body = app(environ, self._start)
+        self._parts = iter(self._body)
+
+    def _start(
+        self, status: str, headers: list[tuple[str, str]], exc_info: Any = None, /
+    ) -> Callable[[bytes], object]:
+        self._execution.start(int(status[:3]), headers)
+        write = self._start_response(status, headers, *((exc_info,) if exc_info else ()))
+
+        def write_noted(part: bytes) -> None:
+            self._execution.add(part)
+            write(part)
+
+        return write_noted
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._parts:
+            self._execution.add(part)
+            yield part
+        self._execution.complete()
+
+    def close(self) -> None:
+        """Close the application's response, which may commit, and keep it."""
+        if close := getattr(self._body, "close", None):
+            close()
+        drive(self._execution.end())
 
 
 def find(rules: RuleSet, environ: WSGIEnvironment, root_path: str) -> Match | None:

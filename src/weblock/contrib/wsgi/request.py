@@ -67,6 +67,11 @@ class RequestLocks(RequestLeases[Lease]):
             self._body.read_ahead()
         return drive(self.take(self.locks, keys, options))
 
+    def read_ahead(self) -> None:
+        """Read the body, or 64 KiB of it, if that was not done before. Raises ``BodyTimeout``."""
+        if self._body:
+            self._body.read_ahead()
+
 
 def request_locks(environ: WSGIEnvironment | None = None) -> RequestLocks:
     """Return the locks of a request: the one with this environ, or else the one that the caller serves.

@@ -12,6 +12,8 @@ from typing import Any, Final, Unpack
 from ...._options import HoldOptions
 from ....errors import ConfigurationError
 from ....keys import CheckedKey, in_order, signature_of
+from ..idempotency import refuse_safe
+from ..once import Idempotent, RuleOnce
 from ..spec import Headers, KeyFunction, LockSpec, name_of, request_values, wanted_by
 from .paths import Path, path_of
 
@@ -35,16 +37,19 @@ class Rule:
     lock nothing. It is called with those path parameters that it names, and with ``scope`` (ASGI) or
     ``environ`` (WSGI) if it names that; it must not block. ``methods`` are all but ``WEBSOCKET`` unless they
     are named; ``GET`` includes ``HEAD``. ``exempt=True``, instead of a key, lets requests through
-    that later rules would lock. ``options`` are those of ``HoldOptions``, in seconds.
+    that later rules would lock. With ``idempotent``, requests that are sent again are not
+    executed again: see ``Idempotent``; then ``methods`` have to be named, and a key is not needed. ``options`` are those of ``HoldOptions``, in seconds.
 
     Raises ``ConfigurationError`` for what cannot work.
     """
 
-    __slots__ = ("exempt", "lock", "methods", "parameters", "path")
+    __slots__ = ("exempt", "lock", "methods", "once", "parameters", "path")
 
     path: Path
     lock: LockSpec
-    """What the requests lock; it has no key if they are exempt."""
+    """What the requests lock; it has no key if they are exempt, or only idempotent."""
+    once: RuleOnce | None
+    """How the requests are executed once."""
     methods: frozenset[str] | None
     exempt: bool
     parameters: frozenset[str]
@@ -57,6 +62,7 @@ class Rule:
         key: str | KeyFunction | Sequence[str | KeyFunction] = (),
         methods: Iterable[str] | None = None,
         exempt: bool = False,
+        idempotent: Idempotent | None = None,
         **options: Unpack[HoldOptions],
     ) -> None:
         self.path = path_of(path)
@@ -70,13 +76,19 @@ class Rule:
                 f"key={key!r:.80} must be a template such as 'shop:{{shop}}', a function that returns a"
                 " key, or a list of them"
             )
-        if exempt and (keys or options):
+        if exempt and (keys or options or idempotent is not None):
             raise ConfigurationError(
                 f"{self!r} is exempt and locks nothing: give it no key or option"
             )
-        if not exempt and not keys:
+        if not (exempt or keys or (idempotent is not None and not options)):
             raise ConfigurationError(f"{self!r} has no key: name what it locks, or exempt=True")
-        self.lock = LockSpec((), (), None, {}) if exempt else LockSpec.of(keys, options)
+        self.once = None
+        if idempotent is not None:
+            refuse_safe(["GET", "HEAD"] if self.methods is None else self.methods, repr(self))
+            if WEBSOCKET in (self.methods or ()):
+                raise ConfigurationError(f"{self!r} is idempotent, and a websocket has no response")
+            self.once = RuleOnce.of_rule(idempotent)
+        self.lock = LockSpec.of(keys, options) if keys else LockSpec((), (), None, {})
         self.parameters = frozenset(
             source.name
             for template in self.lock.templates

@@ -27,7 +27,7 @@ from ....errors import ConfigurationError, StrangePath
 from .rule import METHODS, Match, Rule
 
 _OPTIONS: Final = tuple(HoldOptions.__annotations__)
-_FIELDS: Final = ("path", "regex", "key", "methods", "exempt", *_OPTIONS)
+_FIELDS: Final = ("path", "regex", "key", "methods", "exempt", "idempotent", *_OPTIONS)
 
 _PLAIN: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[ -.0-~]+)+").fullmatch
 """Matches a path in ASCII that is tidy already, and has no final slash."""

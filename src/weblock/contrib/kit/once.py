@@ -1,0 +1,241 @@
+"""Execute the requests of a rule once, and keep their answers in the engine of the locks.
+
+A middleware takes these steps:
+
+1. It reads the whole body of the request, and makes an ``Execution``.
+2. ``begin`` acquires the key of the request, and returns the kept answer, which is sent instead. If there is
+   none, the application is called.
+3. The application responds. ``start`` and ``add`` note the response, which waits as that of any request
+   that locks.
+4. When the application has ended, so that its work was committed, ``end`` keeps the answer: only if the engine
+   says that the lease is still held. After that, the lock is released, and the response is sent.
+
+What can fail:
+
+- *The worker dies before step 4.* A retry is executed, also if the work was committed. Only an answer in the
+  transaction of the work prevents that: see ``idempotency``.
+- *The lease is lost*, because the worker was paused. It keeps nothing, and its client gets 503. The retry is
+  executed, or gets the answer of a later holder.
+- *The engine does not answer in step 4*, or the answer is too long for it. The work is done, so the client gets
+  the response, and the error is logged. A retry is executed.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from typing import Any, Final, Required, Self
+
+from ..._adapting import KeptTexts
+from ..._api import BaseLease
+from ..._options import HoldOptions
+from ..._platform.logs import logger
+from ...errors import (
+    BodyTooLong,
+    CallerUnknown,
+    ConfigurationError,
+    EngineUnavailable,
+    LeaseLost,
+    LockTimeout,
+    TooManyAnswers,
+)
+from ...keys import CheckedKey, signature_of
+from .idempotency import Answer, Asked, IdempotencyOptions, IdempotencySpec
+from .spec import name_of
+
+LONGEST: Final = 64 * 1024
+"""Bytes of a body that an engine keeps, at most."""
+
+FORMAT: Final = 1
+"""The version of the texts, which are JSON."""
+
+
+class Idempotent(IdempotencyOptions, total=False):
+    """How the requests of a rule are executed once. ``max_body`` is 64 KiB, which is also the most."""
+
+    caller: Required[Callable[[Any], object] | str]
+    """A function of ``scope`` (ASGI) or ``environ`` (WSGI) that returns the id of the user.
+
+    It returns a string, an int or a UUID. ``None`` is answered with 403. ``"anonymous"`` if all clients share their
+    keys, and may read the answers of one another.
+    """
+    max_request: int
+    """How many bytes the body of a request may have (1 MiB); a longer one is answered with 413."""
+
+
+@dataclass(frozen=True, repr=False)
+class RuleOnce(IdempotencySpec):
+    """What ``Rule(idempotent=...)`` describes."""
+
+    max_body: int = LONGEST
+    max_request: int = 1024 * 1024
+    reported: list[str] = field(default_factory=list, compare=False)
+    """The first request of which it was logged that its answer is too long."""
+
+    @classmethod
+    def of_rule(cls, given: object) -> Self:
+        """Return what a rule was given. Raises ``ConfigurationError`` for what cannot work."""
+        if not isinstance(given, Mapping):
+            raise ConfigurationError(
+                f'idempotent={given!r:.80} must be a mapping, such as {{"caller": current_user}}'
+            )
+        if unknown := [name for name in given if name not in Idempotent.__annotations__]:
+            raise ConfigurationError(
+                f"idempotent= has {unknown[0]!r:.80}; there is {', '.join(Idempotent.__annotations__)}"
+            )
+        spec = cls.written(**{"caller": None, **given})
+        most: object = spec.max_request
+        if type(most) is not int or most < 1:
+            raise ConfigurationError(f"max_request={most!r:.80} must be a whole number from 1 on")
+        if spec.max_body > LONGEST:
+            raise ConfigurationError(
+                f"max_body={spec.max_body} is more than the {LONGEST} bytes that an engine keeps"
+            )
+        if callable(spec.caller):
+            _refuse_caller(spec.caller)
+        # Whatever is the default of the locks.
+        options: HoldOptions = {**spec.options, "limit": 1, "on_unavailable": "raise"}
+        return replace(spec, options=options)
+
+    def asked_for(self, request: object, **facts: Any) -> Asked:
+        """Return what a request asks for: its ``scope`` or ``environ``, and what ``asked`` needs.
+
+        Raises as ``asked``, and ``CallerUnknown``.
+        """
+        caller = self.caller(request) if callable(self.caller) else None
+        if callable(self.caller) and caller is None:
+            raise CallerUnknown(name_of(self.caller))
+        return self.asked(caller=caller, **facts)
+
+    def refuse_body(self, size: int) -> None:
+        """Raise ``BodyTooLong`` for a request whose body has too many bytes."""
+        if size > self.max_request:
+            raise BodyTooLong(self.max_request)
+
+
+def _refuse_caller(caller: Callable[..., object]) -> None:
+    try:
+        signature_of(caller).bind(None)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{name_of(caller)}, the caller= of idempotent=, cannot be called with scope (ASGI) or environ"
+            f" (WSGI) alone: {error}"
+        ) from error
+    if inspect.iscoroutinefunction(caller):
+        raise ConfigurationError(
+            f"{name_of(caller)}, the caller= of idempotent=, is async: write a plain function, which does"
+            " not block"
+        )
+
+
+def parts_of(query: bytes, body: bytes, content_type: str) -> list[bytes]:
+    """Return the query and the body of a request; of a form its parts, whatever separates them."""
+    _, is_form, boundary = content_type.partition("boundary=")
+    if not (is_form and content_type.lower().startswith("multipart/")):
+        return [query, body]
+    separator = boundary.partition(";")[0].strip().strip('"').encode("latin-1", "replace")
+    return [query, *(body.split(b"--" + separator) if separator else [body])]
+
+
+class Execution:
+    """A request that is executed once."""
+
+    def __init__(self, texts: KeptTexts, spec: RuleOnce, asked: Asked) -> None:
+        self._texts = texts
+        self._spec = spec
+        self._asked = asked
+        (self._key,) = spec.keys_of(asked)
+        self._lease: BaseLease | None = None
+        self._status = 0
+        self._headers: list[tuple[str, str]] = []
+        self._body = bytearray()
+        self._is_complete = self._is_long = False
+
+    async def begin(
+        self, acquire: Callable[[Sequence[CheckedKey], HoldOptions], Awaitable[BaseLease]]
+    ) -> Answer | None:
+        """Acquire the key. Return the answer to send; ``None`` if the request is to be executed.
+
+        Raises what ``acquire`` raises, ``EngineUnavailable``, ``IdempotencyKeyReused`` and ``TooManyAnswers``.
+        """
+        try:
+            self._lease = await acquire([self._key], self._spec.options)
+        except LockTimeout:
+            # The other request may have ended by now.
+            found = await self._texts.find(self._key, self._asked.caller)
+            if found.text is None:
+                raise
+        else:
+            found = await self._texts.find(self._key, self._asked.caller)
+        if found.text is None:
+            if found.size >= self._spec.max_answers:
+                raise TooManyAnswers(self._spec.max_answers, retry_after=found.rest)
+            return None
+        kept = json.loads(found.text)
+        if kept.get("format") != FORMAT:
+            raise ConfigurationError(
+                f"the answer to {self._asked.request} was kept in the format {kept.get('format')!r:.20}, and"
+                f" this version of weblock reads and writes the format {FORMAT}: forget it"
+            )
+        self._spec.refuse_reuse(self._asked, kept["fingerprint"])
+        headers = [(name, value) for name, value in kept["headers"]]
+        return Answer(kept["status"], headers, base64.b64decode(kept["body"])).replayed
+
+    def start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        """Note the beginning of a response, which replaces one before."""
+        self._status, self._headers = status, list(headers)
+        self._body.clear()
+        self._is_complete = self._is_long = False
+
+    def add(self, part: bytes | None) -> None:
+        """Note a part of the body, or ``None`` for a file that the server sends."""
+        self._is_long |= part is None or len(self._body) + len(part) > self._spec.max_body
+        if part and not self._is_long:
+            self._body += part
+
+    def complete(self) -> None:
+        """Note that the body is complete."""
+        self._is_complete = True
+
+    async def end(self) -> None:
+        """Keep the answer of an application that has ended, if its response is to be kept.
+
+        A middleware cannot see whether the application raised or returned an error, so it keeps none: a
+        request that was rejected is checked again.
+        """
+        if self._lease is None or self._status >= HTTPStatus.BAD_REQUEST or not self._status:
+            return
+        if self._is_long and not self._spec.reported:
+            self._spec.reported.append(self._asked.request)
+            logger.error(
+                "the answer to %s was not kept, so that it is executed again if it is sent again: it has"
+                " more than max_body=%d bytes, or is a file. Return a shorter response",
+                *(self._asked.request, self._spec.max_body),
+            )
+        if self._is_long or not self._is_complete:
+            return
+        answer = self._spec.answer_of(self._status, self._headers, bytes(self._body))
+        if answer is None:
+            return
+        keep = self._spec.keep
+        kept = {
+            "format": FORMAT,
+            **self._asked._asdict(),
+            **answer._asdict(),
+            "body": base64.b64encode(answer.body).decode(),
+            "expires_at": time.time() + keep,
+        }
+        try:
+            await self._texts.keep(self._lease, self._asked.caller, json.dumps(kept), keep)
+        except LeaseLost:
+            pass  # The layer responds with it, when it has released.
+        except EngineUnavailable as failure:
+            logger.error(  # noqa: TRY400 - it has no traceback that helps
+                "the answer to %s was not kept, so that it is executed again if it is sent again: %s",
+                *(self._asked.request, failure),
+            )
