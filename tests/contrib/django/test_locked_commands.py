@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -174,6 +174,9 @@ def test_sigterm_releases_the_key_of_a_command(tmp_path: Path) -> None:
         assert others.list() == []
 
 
+HOLDER = ("--", "holder", "--code", "7")
+
+
 def test_run_runs_a_command_of_django_under_a_key(tmp_path: Path) -> None:
     """With the engine and the namespace of the settings, its own options, and the command's exit code."""
     url = fresh_url(recovery="off")
@@ -190,10 +193,11 @@ def test_run_runs_a_command_of_django_under_a_key(tmp_path: Path) -> None:
         "        raise CommandError('as asked', returncode=code)\n",
     )
 
-    def manage(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "manage.py", "weblock", "run", *arguments]
+    def manage(
+        *arguments: str, command: Sequence[str] = HOLDER
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*command, "--", "holder", "--code", "7"],
+            [sys.executable, "manage.py", "weblock", "run", *arguments, *command],
             cwd=tmp_path,
             env=environment(tmp_path),
             capture_output=True,
@@ -213,6 +217,9 @@ def test_run_runs_a_command_of_django_under_a_key(tmp_path: Path) -> None:
     with Locks.from_url(url, namespace="shop") as others, others.hold("nightly", shared=True):
         ran = manage("--skip-if-busy", "--shared", "nightly")
         assert (ran.returncode, ran.stdout) == (7, "['nightly']\n"), ran.stderr
+    assert "--kill-after" in manage("--help", command=()).stdout
+    assert "write -- between" in manage("nightly", command=["holder"]).stderr
+    assert "no alias 'jobs'" in manage("nightly", "--alias", "jobs").stderr
 
 
 def test_a_busy_command_of_a_view_is_answered(serve: Any) -> None:

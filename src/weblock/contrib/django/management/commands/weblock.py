@@ -12,7 +12,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
@@ -21,23 +21,7 @@ from .....operating import NotReleased
 from ....kit import Asked, Locked
 from ... import locks, settings
 from ...checks import listed
-
-RUN: Final = {
-    "--wait": "seconds to wait for the key (without end)",
-    "--ttl": "seconds that the lease lasts when this machine has died (30)",
-    "--kill-after": "seconds from SIGTERM to SIGKILL, when the lease is ending (5)",
-    "--max-hold": "seconds that the command may run",
-    "--at-least": "seconds that the key stays locked, also if the command ends before",
-    "--limit": "how many may hold the key together (1)",
-    "--label": "what others see of the holder",
-}
-"""The options of ``weblock run`` that have a value."""
-
-FLAGS: Final = {
-    "--skip-if-busy": "end with 0 if the key is busy",
-    "--shared": "hold the key with any number of others that share it",
-}
-"""Its options that have none."""
+from ...view_lock import DEFAULT
 
 
 class Command(BaseCommand):
@@ -49,13 +33,16 @@ class Command(BaseCommand):
     )
     # It serves in an emergency, whatever else is wrong with the project.
     requires_system_checks: Any = ()
-    _program: str | None = None
-    """The script that was started, manage.py; ``None`` for ``call_command``."""
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run the command that the process was started for."""
-        self._program = argv[0]
-        super().run_from_argv(argv)
+        if argv[2:3] != ["run"]:
+            super().run_from_argv(argv)
+            return
+        try:
+            _become_run(argv[0], argv[3:])
+        except WeblockError as error:
+            sys.exit(f"weblock: {error}")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add a subcommand for each operation."""
@@ -79,16 +66,12 @@ class Command(BaseCommand):
         check = actions.add_parser("check", help="what the project locks, and what cannot work")
         check.add_argument("request", nargs="*", help="only what one locks: POST /items/7, say")
         run = actions.add_parser("run", help="run a command of Django's while it holds a key")
-        for option, meaning in RUN.items():
-            run.add_argument(option, help=meaning)
-        for option, meaning in FLAGS.items():
-            run.add_argument(option, action="store_true", help=meaning)
-        for each in (show, release, run):
+        run.add_argument("arguments", nargs="*")
+        for each in (show, release):
             each.add_argument("key")
-        run.add_argument("command", metavar="-- command", nargs="+", help="migrate, say")
         for each in (listing, show):
             each.add_argument("--json", action="store_true", help="for programs")
-        for each in (listing, show, release, run):
+        for each in (listing, show, release):
             each.add_argument(
                 "--alias", default="default", choices=sorted(locks), help="of WEBLOCK (default)"
             )
@@ -107,7 +90,10 @@ class Command(BaseCommand):
                 case "release":
                     self._release(alias, options["key"], options)
                 case "run":
-                    self._run(alias, options["key"], options["command"], options)
+                    raise CommandError(
+                        "weblock run is for the command line: in code, use"
+                        " locks[...].run(key, call_command, ...)"
+                    )
         except NotReleased as no:
             code = operating.STILL_HELD if no.still_held else 1
             raise CommandError(str(no), returncode=code) from no
@@ -149,31 +135,6 @@ class Command(BaseCommand):
         )
         self._say(said)
 
-    def _run(self, alias: str, key: str, command: Sequence[str], options: dict[str, Any]) -> None:
-        """Become ``weblock run``, which runs a process for the command: signals and codes are its own."""
-        if self._program is None:
-            raise CommandError(
-                "weblock run is for the command line: in code, use"
-                f" locks[{alias!r}].run({key!r}, call_command, ...)"
-            )
-        found = locks[alias]  # The checks of its options are made, too.
-        url = settings.of_alias(alias).url or found.engine
-        given = [option for option in FLAGS if options[_named(option)]]
-        for option in RUN:
-            if (value := options[_named(option)]) is not None:
-                given += [f"{option}={value}"]
-        is_module = Path(self._program).name == "__main__.py"
-        program = ["-m", "django"] if is_module else [self._program]
-        arguments = ["-m", "weblock", "run", *given, "--", key, sys.executable, *program, *command]
-        env = {  # Not arguments, which other users can see: a URL may have a password.
-            **os.environ,
-            "WEBLOCK_URL": url if isinstance(url, str) else " ".join(url),
-            "WEBLOCK_NAMESPACE": found.namespace,
-        }
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os.execve(sys.executable, [sys.executable, *arguments], env)  # noqa: S606 - it is weblock
-
     def _agrees(self, question: str) -> bool:
         if not sys.stdin.isatty():
             raise NotReleased(operating.NO_TERMINAL)
@@ -181,6 +142,30 @@ class Command(BaseCommand):
         return input(f"{operating.CONFIRM} [y/N] ").strip().lower() in ("y", "yes")
 
 
-def _named(option: str) -> str:
-    """Return the name that argparse gives to an option's value."""
-    return option[2:].replace("-", "_")
+def _become_run(program: str, arguments: list[str]) -> None:
+    """Become ``weblock run``, which runs a process for the command: options, signals and codes are its own."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    own, command = arguments[:at], arguments[at + 1 :]
+    if not command and "--help" not in own:
+        raise ConfigurationError(
+            "write -- between the key and the command, as in run KEY -- migrate"
+        )
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--alias", default=DEFAULT)
+    for option in ("--settings", "--pythonpath"):  # Django has read them.
+        parser.add_argument(option)
+    known, own = parser.parse_known_args(own)
+    found = locks[known.alias]  # The checks of its options are made, too.
+    url = settings.of_alias(known.alias).url
+    if command:
+        is_module = Path(program).name == "__main__.py"
+        own += ["--", sys.executable, *(["-m", "django"] if is_module else [program]), *command]
+    env = {  # Not arguments, which other users can see: a URL may have a password.
+        **os.environ,
+        "WEBLOCK_URL": url if isinstance(url, str) else " ".join(url),
+        "WEBLOCK_NAMESPACE": found.namespace,
+    }
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    arguments = [sys.executable, "-m", "weblock", "run", *own]
+    os.execve(sys.executable, arguments, env)  # noqa: S606 - it is weblock
