@@ -9,6 +9,8 @@ from celery import Celery, Task, signals
 from celery.utils.dispatch import Signal
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
+from sqlalchemy import create_engine, event
+from sqlalchemy.orm import Session, SessionEvents, scoped_session, sessionmaker
 
 from tests.support.http import client_of
 from weblock.contrib.celery.internals import registry_of
@@ -44,6 +46,29 @@ async def test_fastapi_has_no_hook_between_an_endpoint_and_its_dependencies():
     words = ("around", "before", "after", "hook", "middleware", "wrap", "intercept", "call_next")
     options = {*inspect.signature(APIRoute).parameters, *inspect.signature(APIRouter).parameters}
     assert not [name for name in options if any(word in name for word in words)]
+
+
+def test_sqlalchemy_has_no_event_before_a_session_takes_a_connection():
+    """Nothing tells that a registry has made a session, nor that it is about to ask for its database."""
+    steps = []
+
+    class Asking(Session):
+        def get_bind(self, *given, **options):
+            steps.append("get_bind")
+            return super().get_bind(*given, **options)
+
+    sessions = scoped_session(sessionmaker(create_engine("sqlite://"), class_=Asking))
+    names = [
+        name for name in vars(SessionEvents) if not name.startswith("_") and name != "dispatch"
+    ]
+    for name in names:
+        event.listen(sessions, name, lambda *_, name=name: steps.append(name))
+    assert len(names) > 20
+    session = sessions()
+    assert steps == []
+    session.connection()
+    assert steps == ["get_bind", "after_transaction_create", "after_begin"]
+    sessions.remove()
 
 
 def test_celery_has_no_signal_for_a_task_that_it_registers():
