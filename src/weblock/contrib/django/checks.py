@@ -30,6 +30,7 @@ from .middleware import LockMiddleware
 from .settings import AliasSettings, aliases, locks, of_alias
 from .view_lock import (
     DEFAULT,
+    MARK_OF_DECORATOR,
     RoutedView,
     Rules,
     ViewLock,
@@ -38,7 +39,6 @@ from .view_lock import (
     locks_of,
     marks_of,
     routed_views,
-    undecorated_lock,
 )
 
 MIDDLEWARE: Final = "weblock.contrib.django.middleware.LockMiddleware"
@@ -168,7 +168,8 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
                 hint='Write @lock("create_item").',
                 id="weblock.E008",
             )
-            for lock in filter(None, map(undecorated_lock, (routed.view, *methods)))
+            for view in (routed.view, *methods)
+            if (lock := getattr(view, MARK_OF_DECORATOR, None))
         ]
     atomic = [routed for routed in routed_views() if _is_atomic(routed.view)]
     if late := {name for routed in atomic for name in _beneath(routed)}:

@@ -34,6 +34,7 @@ from .internals import is_ninja_operation
 from .request import TaskLeases, ThreadLeases, ViewLeases, locks_of_request
 from .view_lock import (
     DEFAULT,
+    MARK_OF_DECORATOR,
     BusyView,
     KeyFunction,
     R,
@@ -41,7 +42,6 @@ from .view_lock import (
     in_thread,
     locks_of,
     mark,
-    mark_decorator,
     marks_of,
     refuse_key_functions,
 )
@@ -229,7 +229,7 @@ def lock(
         mark(decorated, wanted)
         return known_to_its_api(decorated)  # type: ignore[return-value]
 
-    mark_decorator(decorate, wanted)
+    setattr(decorate, MARK_OF_DECORATOR, wanted)
     return decorate
 
 

@@ -146,7 +146,8 @@ def refuse_key_functions(lock: ViewLock) -> ViewLock:
 # Marks.
 
 _MARK: Final = "weblock_locks"
-_MARK_OF_DECORATOR: Final = "weblock_decorator"
+MARK_OF_DECORATOR: Final = "weblock_decorator"
+"""The attribute of a decorator that has not got its view yet, which no URL should lead to: its lock."""
 
 
 def mark(view: Callable[..., Any], lock: ViewLock) -> None:
@@ -161,17 +162,6 @@ def mark(view: Callable[..., Any], lock: ViewLock) -> None:
 
 decorated: Final[set[tuple[str, str]]] = set()
 """The modules and names of the functions that ``@lock`` decorates."""
-
-
-def mark_decorator(decorate: Callable[..., Any], lock: ViewLock) -> None:
-    """Mark ``decorate`` as a decorator, which serves no requests."""
-    setattr(decorate, _MARK_OF_DECORATOR, lock)
-
-
-def undecorated_lock(view: object) -> ViewLock | None:
-    """The lock of a decorator that stands where a view should, as ``@lock`` without a key makes it."""
-    found: ViewLock | None = getattr(view, _MARK_OF_DECORATOR, None)
-    return found
 
 
 def marks_of(view: object) -> tuple[ViewLock, ...]:

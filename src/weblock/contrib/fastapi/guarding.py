@@ -1,7 +1,7 @@
 """``Depends(guarded(get_session, lock("item:{item_id}")))``: a session that the database itself guards."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 from weakref import WeakSet
 
@@ -32,8 +32,21 @@ def guarded(
     from ..sqlalchemy import guard
     from ..sqlalchemy.sessions import end_reading_of, read_all_again
 
-    _refuse_others(get_session, locks)
+    example = 'write guarded(get_session, lock("create_item"))'
+    given: object = get_session
+    if not callable(given) or isinstance(given, LockDependency | params.Depends):
+        raise TypeError(
+            f"guarded(...) takes the dependency that gives the session first, and was given"
+            f" {shown(get_session)}: {example}, with the function itself, not called and without Depends"
+        )
+    if not locks:
+        raise TypeError(f"guarded(...) was given no lock: {example}")
     for lock in locks:
+        if not isinstance(lock, LockDependency):
+            raise TypeError(
+                f"guarded(...) takes locks after the dependency of the session, and was given"
+                f" {shown(lock)}: {example}, without Depends around the lock"
+            )
         refuse_guard(DATABASE_GUARD, lock.options)
 
     async def dependency(*, session: Any, **leases: Any) -> Any:
@@ -57,23 +70,3 @@ def guarded(
     dependency.__qualname__ = f"guarded({name_of(get_session)})"
     guarding.add(dependency)
     return dependency
-
-
-_EXAMPLE: Final = 'write guarded(get_session, lock("create_item"))'
-
-
-def _refuse_others(get_session: object, locks: Sequence[object]) -> None:
-    """Raise ``TypeError`` for arguments in a wrong order, or of another kind."""
-    if not callable(get_session) or isinstance(get_session, LockDependency | params.Depends):
-        raise TypeError(
-            f"guarded(...) takes the dependency that gives the session first, and was given"
-            f" {shown(get_session)}: {_EXAMPLE}, with the function itself, not called and without Depends"
-        )
-    for each in locks:
-        if not isinstance(each, LockDependency):
-            raise TypeError(
-                f"guarded(...) takes locks after the dependency of the session, and was given"
-                f" {shown(each)}: {_EXAMPLE}, without Depends around the lock"
-            )
-    if not locks:
-        raise TypeError(f"guarded(...) was given no lock: {_EXAMPLE}")

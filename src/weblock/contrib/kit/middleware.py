@@ -16,11 +16,6 @@ A = TypeVar("A")
 Rules = RuleSet | Iterable[Rule | Mapping[str, Any]] | Mapping[str, Any] | str
 
 
-def ruleset_of(rules: Rules) -> RuleSet:
-    """Return the rules that a middleware was given in any of their forms."""
-    return rules if isinstance(rules, RuleSet) else RuleSet(rules)
-
-
 class RuleMiddleware(Generic[A]):
     """A middleware that locks the requests that its rules are about.
 
@@ -31,7 +26,7 @@ class RuleMiddleware(Generic[A]):
         self.app = app
         """The application that it wraps."""
         self.locks = locks
-        self.rules = ruleset_of(rules)
+        self.rules = rules if isinstance(rules, RuleSet) else RuleSet(rules)
         """Its rules."""
         self.root_path = root_path
         """What it takes off a path before its rules see it; empty where only the server knows that."""
