@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
 from .._core import table
@@ -183,9 +184,7 @@ class CellStore(Store):
         self._patience = patience
         self._beat_patience = beat_patience
 
-    @property
-    def process(self) -> str:
-        return self._bells.process
+    process = property(attrgetter("_bells.process"))
 
     def impatient(self) -> CellStore:
         """Return the same with no more patience than heartbeats have."""
@@ -196,13 +195,23 @@ class CellStore(Store):
         # The process of a caller that asks again may have another name by now.
         if claim.process != (process := self._bells.process):
             claim = claim._replace(process=process)
-        reply = await self._apply(key, Acquire(table.acquire, claim=claim, room=room))
-        if isinstance(reply.answer, Waiting):
-            self._watch(key, claim.owner, reply.answer)
-        return reply
+        taking = Acquire(table.acquire, claim=claim, room=room)
+        (_, answer, woken, _), now = await self._cells.update(key, taking, patience=self._patience)
+        if woken:
+            self._ring(woken)
+        if isinstance(answer, Waiting):
+            self._watch(key, claim.owner, answer)
+        return Reply(answer, now)
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
-        return await self._apply(key, Release(table.release, owner=owner, void=void))
+        leaving = Release(table.release, owner=owner, void=void)
+        step, now = await self._cells.update(key, leaving, patience=self._patience)
+        _, answer, woken, following = step
+        if woken:
+            self._ring(woken)
+        if following:
+            self._bells.close_up(following.process, following.owner)
+        return Reply(answer, now)
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
         by_key: dict[str, Heartbeats] = {}
@@ -260,13 +269,9 @@ class CellStore(Store):
         return await self._cells.marked(key)
 
     async def _apply(self, key: str, transition: Transition) -> Reply:
-        done = await self._cells.update(key, transition, patience=self._patience)
-        (_, answer, woken, following), now = done
-        if woken:
-            self._ring(woken)
-        if following:
-            self._bells.close_up(following.process, following.owner)
-        return Reply(answer, now)
+        step, now = await self._cells.update(key, transition, patience=self._patience)
+        self._ring(step.woken)
+        return Reply(step.answer, now)
 
     def _watch(self, key: str, owner: str, waiting: Waiting) -> None:
         self._bells.watch(key, owner, waiting.ahead, first=waiting.position == 0)
