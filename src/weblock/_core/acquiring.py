@@ -46,7 +46,7 @@ from ..errors import (
 from ..keys import unqualified
 from .holding import Anchor, Holding, Holdings, Status, Terms, Unprotected
 from .keeping import Keeper
-from .ports import CheckAgain, Message, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
+from .ports import CheckAgain, Message, Pulse, Runtime, Store, Switchboard, Unfinished
 from .reporting import DOWN, OUTAGE, Health, Observers
 from .table import HANDOFF, Answer, Busy, Claim, Gone, Held, Waiting
 from .waiting import LATE, LATEST, Place
@@ -214,7 +214,9 @@ class Locker:
         Every caller passes keys in the same order, so that no two can wait for each other. Raises
         ``LockTimeout``, ``EngineUnavailable`` or ``AlreadyHeld``.
         """
-        if (wait != 0 or attempt) and self._waits_for_itself(keys, terms.limit):
+        keeper = self.keeper
+        is_held_here = keeper.together or not keeper.holdings.keys().isdisjoint(keys)
+        if is_held_here and (wait != 0 or attempt):
             await self.refuse(partial(self._waits_for_itself, keys, terms.limit))
         asked = self.runtime.now()
         give_up_at = None if wait is None else asked + wait
@@ -451,7 +453,6 @@ class Locker:
 class Acquisition:
     """One acquisition of one key, from the first request until it holds or has left no trace."""
 
-    _anchor = Anchor(0.0, 0.0)
     _leaves_traces = False
     """Whether the engine may have a lease or a place of this owner."""
     _in_doubt = False
@@ -460,6 +461,10 @@ class Acquisition:
     """What the keeper keeps, once the caller waits."""
     _busy: Busy | None = None
     """The answer that the caller was not let into the queue."""
+    _pause = FIRST_PAUSE
+    """How long to pause after the next failure of the engine."""
+    _failing_since: float | None = None
+    """When the first request was sent of those that have failed in a row."""
 
     def __init__(  # noqa: PLR0917 - each request calls it, and by position takes half the time
         self,
@@ -493,117 +498,93 @@ class Acquisition:
 
     async def run(self, holdings: Holdings[Holding]) -> Holding:
         locker, keeper, terms = self._locker, self._locker.keeper, self._terms
+        runtime, observers = self._runtime, self._observers
         try:
             if not keeper.watch(holdings, self.key, self.owner, terms.ttl):
                 locker.refuse_unless_kept(terms)
             locker.switchboard.bells[self.owner] = self._bell
-            return await self._until_held()
+            may_be_down = observers.heeds_answers and locker.fails_as_one
+            if may_be_down and (down_for := locker.health.spares(runtime.now())):
+                raise self._unavailable(f"it has answered nobody for {down_for:.1f} s")
+            while True:
+                if locker.is_closed or keeper.over:
+                    raise locker.closed_error()
+                self._leaves_traces = True
+                sent = runtime.now()
+                try:
+                    reply = await locker.store.acquire(self.key, self._claim, room=self._room)
+                except BaseException as failure:
+                    self._in_doubt = True
+                    if not isinstance(failure, EngineUnavailable):
+                        raise
+                    await self._endure(failure, sent)
+                    continue
+                self._pause, self._failing_since = FIRST_PAUSE, None
+                if observers.heeds_answers:
+                    locker.health.answered("acquire", sent)
+                answer, anchor = reply.answer, Anchor(reply.now, sent)
+                # One after the other, which costs less than ``match``, and the first the most often.
+                if isinstance(answer, Held):
+                    until, at_most = answer.until, self._claim.ttl
+                    holding = self._hold(answer.fence, anchor, until, at_most, confirmed=True)
+                elif isinstance(answer, Waiting):
+                    holding = await self._turn(answer, anchor)
+                else:
+                    raise self._refusal(answer, reply.now)
+                if holding:
+                    return holding
         except BaseException as failure:
-            # Others mean that it was cancelled, or that the engine would not answer at all.
-            answered = isinstance(failure, LockTimeout | EngineRecovering | AlreadyHeld)
-            try:
-                if self._leaves_traces and not (self._place and self._place.was_given_back):
-                    if answered:
-                        await locker.give_back(self.key, self.owner, terms.ttl, self._void())
-                    else:
-                        keeper.release_later(self.key, self.owner, terms.ttl, self._void())
-                keeper.watches.pop(self.owner, None)
-            finally:
-                self._report(failure)
+            await self._give_up(failure)
             raise
         finally:
             locker.switchboard.bells.pop(self.owner, None)
             if self._place:
                 keeper.drop(self._place)
 
-    async def _until_held(self) -> Holding:
-        locker = self._locker
-        if self._observers.heeds_answers and locker.fails_as_one:
-            down_for = locker.health.spares(self._runtime.now())
-            if down_for:
-                raise self._unavailable(f"it has answered nobody for {down_for:.1f} s")
-        while True:
-            if locker.is_closed or locker.keeper.over:
-                raise locker.closed_error()
-            reply = await self._ask()
-            answer, anchor = reply.answer, self._anchor
-            # One after the other, which costs less than ``match``, and the first the most often.
-            if isinstance(answer, Held):
-                fence, until, confirmed = answer.fence, answer.until, True
-                at_most = self._claim.ttl
-            elif isinstance(answer, Waiting):
-                place = await self._queue(answer, answer.until - reply.now)
-                message = await self._turn(place)
-                if isinstance(message, CheckAgain) or not self._terms.renew:
-                    continue
-                fence, until, confirmed = message.fence, message.until, False
-                anchor = place.anchor if message.since is None else Anchor.at(message.since)
-                # However old the anchor is, no hand-over lasts for longer from now on.
-                at_most = self._runtime.now() - anchor.local + min(self._claim.ttl, HANDOFF)
-                if anchor.is_implausible(until, at_most=at_most, drift=self._terms.drift):
-                    continue
-            elif isinstance(answer, Busy):
-                self._busy, self._leaves_traces = answer, self._in_doubt or answer.elsewhere
-                if self._is_repeated and (refusal := self._would_hold_up_others()):
-                    raise refusal
-                waiters = answer.waiters if self._wait != 0 else None
-                raise self._timeout(answer, answer.until - reply.now, waiters)
-            elif locker.over:  # To close gives back what is waited for.
-                raise locker.closed_error()
-            else:
-                raise self._unavailable("it refused the claim")
-            holding = self._hold(fence, anchor, until, at_most, confirmed=confirmed)
-            if holding:
-                return holding
-            # A blocked loop learns of its turn too late, but the keeper may have kept the lease.
-            if confirmed and self._patience() <= 0:
-                raise self._unavailable("it answered after the ttl had passed")
+    async def _give_up(self, failure: BaseException) -> None:
+        """Leave no trace in the engine, and report why."""
+        locker, ttl = self._locker, self._terms.ttl
+        # Other failures mean that it was cancelled, or that the engine would not answer at all.
+        answered = isinstance(failure, LockTimeout | EngineRecovering | AlreadyHeld)
+        try:
+            if self._leaves_traces and not (self._place and self._place.was_given_back):
+                if answered:
+                    await locker.give_back(self.key, self.owner, ttl, self._void())
+                else:
+                    locker.keeper.release_later(self.key, self.owner, ttl, self._void())
+            locker.keeper.watches.pop(self.owner, None)
+        finally:
+            self._report(failure)
 
-    async def _ask(self) -> Reply:
-        health, pause, failing_since = self._locker.health, FIRST_PAUSE, None
-        while True:
-            self._leaves_traces = True
-            sent = self._runtime.now()
-            try:
-                reply = await self._locker.store.acquire(self.key, self._claim, room=self._room)
-            except EngineRecovering as failure:
-                health.recovers(failure)
-                self._in_doubt, failing_since = True, None
-                if pause >= self._patience():
-                    raise
-            except EngineUnavailable:
-                self._in_doubt = True
-                self._observers.tell_answer("acquire", sent, failed=True)
-                failing_since = sent if failing_since is None else failing_since
-                known_for, now = health.failed(sent), self._runtime.now()
-                if not self._place and pause == FIRST_PAUSE and known_for - (now - sent) >= DOWN:
-                    raise
-                # A section that runs in any case does not wait for an engine that is known to be down.
-                failing_for = max(now - failing_since, known_for if self._terms.fail_open else 0.0)
-                # The ttl of a lease that is not renewed is the time of its work, not of an outage.
-                longest = max(self._terms.ttl, OUTAGE) if self._terms.renew else OUTAGE
-                if pause >= min(self._patience(), longest - failing_for):
-                    raise
-            except BaseException:
-                self._in_doubt = True
-                raise
-            else:
-                self._anchor = Anchor(reply.now, sent)
-                if self._observers.heeds_answers:
-                    health.answered("acquire", sent)
-                return reply
-            if self._caller:
-                await self._caller.prepare_to_wait()
-            # Any message of the bell is repeated by the answer to the next question.
-            seconds = pause * (0.5 + self._runtime.jitter() / 2)
-            await self._locker.pause(seconds, self._bell.heard, self._caller)
-            if self._locker.over:
-                raise self._locker.closed_error()
-            pause = min(LONGEST_PAUSE, 2 * pause)
+    async def _endure(self, failure: EngineUnavailable, sent: float) -> None:
+        """Pause after a request of ``sent`` that has failed; raise its failure if there is no time for that."""
+        locker, terms, pause, longest = self._locker, self._terms, self._pause, INFINITE
+        if isinstance(failure, EngineRecovering):
+            locker.health.recovers(failure)
+            self._failing_since = None
+        else:
+            self._observers.tell_answer("acquire", sent, failed=True)
+            self._failing_since = sent if self._failing_since is None else self._failing_since
+            known_for, now = locker.health.failed(sent), self._runtime.now()
+            if not self._place and pause == FIRST_PAUSE and known_for - (now - sent) >= DOWN:
+                raise failure
+            # A section that runs in any case does not wait for an engine that is known to be down.
+            failing_for = max(now - self._failing_since, known_for if terms.fail_open else 0.0)
+            # The ttl of a lease that is not renewed is the time of its work, not of an outage.
+            longest = (max(terms.ttl, OUTAGE) if terms.renew else OUTAGE) - failing_for
+        if pause >= min(self._patience(), longest):
+            raise failure
+        if self._caller:
+            await self._caller.prepare_to_wait()
+        # Any message of the bell is repeated by the answer to the next question.
+        seconds = pause * (0.5 + self._runtime.jitter() / 2)
+        await locker.pause(seconds, self._bell.heard, self._caller)
+        self._pause = min(LONGEST_PAUSE, 2 * pause)
 
-    async def _queue(self, waiting: Waiting, rest: float) -> Place:
-        """Have the keeper keep the caller's place in the queue. ``rest`` is what the lease has left."""
+    async def _queue(self, waiting: Waiting, anchor: Anchor) -> Place:
+        """Have the keeper keep the caller's place in the queue."""
         locker, caller, place = self._locker, self._caller, self._place
+        rest = waiting.until - anchor.engine
         if self._would_hold_up_others():
             await locker.refuse(self._would_hold_up_others)
         if place is None:
@@ -617,7 +598,7 @@ class Acquisition:
                 control=self._runtime.control() if caller is None else caller.control,
                 give_up_at=self._give_up_at,
             )
-        place.waits(waiting, rest, self._anchor)
+        place.waits(waiting, rest, anchor)
         if self._place is None:
             self._place = place
             locker.health.waits(self.key, self._claim.label, waiting)
@@ -632,9 +613,11 @@ class Acquisition:
             await caller.prepare_to_wait()
         return place
 
-    async def _turn(self, place: Place) -> Message:
+    async def _turn(self, waiting: Waiting, anchor: Anchor) -> Holding | None:
+        """Wait in the queue for the lease; return ``None`` if the engine has to be asked for it."""
+        place = await self._queue(waiting, anchor)
         while_waiting = self._caller.while_waiting if self._caller else None
-        message = None
+        message: Message | None = None
         while message is None:
             patience = self._patience()
             timeout = patience if while_waiting is None else min(LOOK, patience)
@@ -646,7 +629,14 @@ class Acquisition:
         while isinstance(message, CheckAgain) and message.after:
             pause = max(0.0, min(message.after, self._patience()))
             message = await self._bell.heard(pause) or CheckAgain()
-        return message
+        if isinstance(message, CheckAgain) or not self._terms.renew:
+            return None
+        anchor = place.anchor if message.since is None else Anchor.at(message.since)
+        # However old the anchor is, no hand-over lasts for longer from now on.
+        at_most = self._runtime.now() - anchor.local + min(self._claim.ttl, HANDOFF)
+        if anchor.is_implausible(message.until, at_most=at_most, drift=self._terms.drift):
+            return None
+        return self._hold(message.fence, anchor, message.until, at_most, confirmed=False)
 
     def _hold(
         self, fence: int, anchor: Anchor, until: float, at_most: float, *, confirmed: bool
@@ -662,6 +652,9 @@ class Acquisition:
         if self._place and self._patience() < -LATE:
             raise self._timeout(self._place.waiting, self._place.rest)
         if now >= deadline - least:
+            # A blocked loop learns of its turn too late, but the keeper may have kept the lease.
+            if confirmed and self._patience() <= 0:
+                raise self._unavailable("it answered after the ttl had passed")
             return None
         locker, caller = self._locker, self._caller
         if locker.is_closed or locker.keeper.over:
@@ -702,6 +695,19 @@ class Acquisition:
 
     def _unavailable(self, reason: str) -> EngineUnavailable:
         return EngineUnavailable(self._locker.engine, reason)
+
+    def _refusal(self, answer: Answer, now: float) -> Exception:
+        """Return the error for an answer of ``now`` that is neither a lease nor a place."""
+        locker = self._locker
+        if not isinstance(answer, Busy):
+            if locker.over:  # To close gives back what is waited for.
+                return locker.closed_error()
+            return self._unavailable("it refused the claim")
+        self._busy, self._leaves_traces = answer, self._in_doubt or answer.elsewhere
+        if self._is_repeated and (refusal := self._would_hold_up_others()):
+            return refusal
+        waiters = answer.waiters if self._wait != 0 else None
+        return self._timeout(answer, answer.until - now, waiters)
 
     def _recovery(self, answer: Busy | Waiting, rest: float) -> EngineRecovering:
         engine, rest = self._locker.engine, max(0.0, rest)

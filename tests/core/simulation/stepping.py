@@ -162,7 +162,7 @@ MUTANTS: Final = (
     Mutant(
         "a hand-over lasts as long as the engine says",
         Acquisition,
-        "_until_held",
+        "_turn",
         "+ min(self._claim.ttl, HANDOFF)",
         "+ 3600.0",
         ("P12",),
@@ -171,9 +171,9 @@ MUTANTS: Final = (
     Mutant(
         "a claim is granted for as long as the engine says",
         Acquisition,
-        "_until_held",
-        "at_most = self._claim.ttl",
-        "at_most = 3600.0",
+        "run",
+        "until, at_most = answer.until, self._claim.ttl",
+        "until, at_most = answer.until, 3600.0",
         ("P12",),
         seed=155,
     ),

@@ -89,9 +89,9 @@ MUTANTS: Final = (
     Mutant(
         "a deadline counts from the answer",
         Acquisition,
-        "_ask",
+        "run",
         "Anchor(reply.now, sent)",
-        "Anchor(reply.now, self._runtime.now())",
+        "Anchor(reply.now, runtime.now())",
         ("P7", "P1"),
     ),
     Mutant(
