@@ -227,11 +227,6 @@ def check_key(key: str) -> CheckedKey:
     """
     if isinstance(key, CheckedKey):
         return key
-    _refuse_what_is_no_key(key)
-    return CheckedKey(str.__str__(key))
-
-
-def _refuse_what_is_no_key(key: object) -> None:
     if not isinstance(key, str):
         raise InvalidKey(f"a lock key is a string, not {type(key).__name__}: {key!r:.80}")
     if not key:
@@ -248,6 +243,7 @@ def _refuse_what_is_no_key(key: object) -> None:
             f"lock key {key[:80]!r} has the {kind} {bad.group()!r} at position {bad.start()}:"
             " strip or encode it first"
         )
+    return CheckedKey(str.__str__(key))
 
 
 def check_prefix(prefix: str) -> str:
@@ -374,7 +370,7 @@ class KeyTemplate:
             parts += text, literal
         key = "".join(parts)
         if not key or len(key) > MAX_LENGTH or not key.isprintable():
-            _refuse_what_is_no_key(key)
+            check_key(key)
         made = str.__new__(Key, key)
         made.template = self.text
         return made

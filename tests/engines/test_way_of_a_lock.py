@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     sys.gettrace() is not None, reason="coverage or a debugger follows each call"
 )
 
-BOUNDS = {"memory": (42, 39), "redis": (54, 63)}
+BOUNDS = {"memory": (30, 28), "redis": (47, 55)}
 """Calls on the blocking and on the asyncio API."""
 
 

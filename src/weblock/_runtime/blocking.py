@@ -12,7 +12,7 @@ from queue import Empty
 from typing import Any, TypeVar
 
 from .._core.keeping import Keeper
-from .._core.ports import Bell, Engine, Message
+from .._core.ports import Engine, Message
 from .._platform.greenlets import patched_by, refuse_other_threads
 from .._platform.logs import logger
 from .._platform.threads import BackgroundThread
@@ -46,8 +46,29 @@ _in_one_thread = False
 """Whether threads are greenlets: then all of them that lock anything belong to one real thread."""
 
 
+class BlockingBell:
+    """A queue, which no signal can interrupt: it may be rung by what is called of a dying object."""
+
+    __slots__ = ("_messages", "ring")
+
+    deaf = False
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.ring: Callable[[Message], None] = self._messages.put
+
+    async def heard(self, timeout: float | None) -> Message | None:
+        if timeout is not None:
+            timeout = min(max(0.0, timeout), threading.TIMEOUT_MAX)
+        try:
+            return self._messages.get(timeout=timeout)
+        except Empty:
+            return None
+
+
 class BlockingRuntime:
     suspends = False
+    bell = BlockingBell
     now = staticmethod(clock.now)
     jitter = staticmethod(random.random)
     new_owner = staticmethod(clock.new_owner)
@@ -61,35 +82,12 @@ class BlockingRuntime:
             _in_one_thread = True
             refuse_other_threads()
 
-    def bell(self) -> Bell:
-        return BlockingBell(queue.SimpleQueue())
-
     def holds_up(self, flow: object) -> bool:
         # Where blocking code runs on an event loop, whatever waits in one task stops all of them.
         return clock.waits_for_this_loop(flow) or clock.runs_on_this_loop(flow)
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
-
-
-class BlockingBell:
-    """A queue, which no signal can interrupt: it may be rung by what is called of a dying object."""
-
-    __slots__ = ("_messages", "ring")
-
-    deaf = False
-
-    def __init__(self, messages: queue.SimpleQueue[Message]) -> None:
-        self._messages = messages
-        self.ring: Callable[[Message], None] = messages.put
-
-    async def heard(self, timeout: float | None) -> Message | None:
-        if timeout is not None:
-            timeout = min(max(0.0, timeout), threading.TIMEOUT_MAX)
-        try:
-            return self._messages.get(timeout=timeout)
-        except Empty:
-            return None
 
 
 class KeeperThread:

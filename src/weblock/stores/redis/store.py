@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Coroutine, Sequence
+from operator import attrgetter
 from typing import Any
 
 from ..._core.ports import Found, Look, Pulse, Reply, Store, Texts
@@ -42,9 +43,7 @@ class RedisStore(Store):
         self._wire = wire
         self.texts = RedisTexts(layout, wire)
 
-    @property
-    def process(self) -> str:
-        return self._wire.links.process
+    process = property(attrgetter("_wire.links.process"))
 
     def acquire(self, key: str, claim: Claim, *, room: int, ticket: int = 0) -> Answering:
         limit = () if claim.limit == 1 else (str(claim.limit),)
