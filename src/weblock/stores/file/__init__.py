@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,6 +49,9 @@ from .records import FILES, Changes, RecordFile, Visit, file_of
 from .texts import FileTexts, sync
 
 R = TypeVar("R")
+
+THREADS: Final = 8
+"""How many texts are written at the same time, which takes as long as the disk."""
 
 PATIENCE: Final = 5.0
 """Seconds to wait for a record file, which is held for microseconds, before it counts as stuck."""
@@ -133,6 +137,8 @@ class FileEngine(Engine):
         self.switchboard = Switchboard()
         self.process = secrets.token_hex(8)
         self.home: OpenDirectory | None = None
+        self.threads = ThreadPoolExecutor(THREADS, "weblock-texts")
+        """Those that write texts for event loops. None is started before."""
         self._opening = threading.RLock()
         self._opens = False
         """Whether the thread that has the mutex is opening the directory."""
@@ -197,6 +203,7 @@ class FileEngine(Engine):
         """Close the engine. Callers that still wait here are notified."""
         with self._opening:
             self._closed = True
+        self.threads.shutdown(wait=False)
         self.leave(self.home)
 
     def leave(self, home: OpenDirectory | None) -> None:
@@ -337,10 +344,15 @@ class _RecordCells:
         return home.directory.path
 
     async def run(self, work: Callable[[Path], R]) -> R:
-        """Return what ``work`` returns for our directory, in a thread if the caller is on an event loop."""
+        """Return what ``work`` returns for our directory.
+
+        An event loop has it done in a thread of ours: what occupies the loop's own threads may wait for the
+        caller.
+        """
         try:
             working = partial(work, Path(self._directory()))
-            return await in_thread(None, working) if self._runtime.suspends else working()
+            threads = self._engine.threads
+            return await in_thread(threads, working) if self._runtime.suspends else working()
         except (OSError, RuntimeError) as error:  # No thread could be started.
             self._engine.fail(error)
 

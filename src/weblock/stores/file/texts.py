@@ -104,8 +104,10 @@ def _find(key: str, group: str, directory: Path) -> Found:
 def _write(group: str, content: str, directory: Path) -> Path:
     folder = directory / "texts" / group
     for each in (folder.parent, folder):
-        each.mkdir(exist_ok=True)
-        each.chmod(0o700)  # Whatever the umask is.
+        if not each.exists():
+            each.mkdir(exist_ok=True)
+            each.chmod(0o700)  # Whatever the umask is.
+            sync(each.parent)
     path = folder / marks.new_name(*UNFINISHED, time.time())
     with path.open("x") as file:
         path.chmod(0o600)
@@ -120,7 +122,7 @@ def _rename(written: Path, final: Path) -> None:
         written.rename(final)
 
 
-def _finish(written: Path, final: Path, directory: Path) -> bool:
+def _finish(written: Path, final: Path, _directory: Path) -> bool:
     """Remove what a text replaces, and what has ended; return whether the text is there."""
     folder, hashed = final.parent, final.name.partition("-")[0]
     written.unlink(missing_ok=True)
@@ -128,8 +130,7 @@ def _finish(written: Path, final: Path, directory: Path) -> bool:
         former = [each for each in _live(folder) if each.startswith(hashed) and each != final.name]
         for each in former:
             (folder / each).unlink(missing_ok=True)
-        for place in (folder, folder.parent, directory):
-            sync(place)
+        sync(folder)
     folders = folder.parent.iterdir() if random.random() < SWEEPS else (folder,)
     for some in folders:
         now = time.time()
