@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import MetaData, create_engine
+from sqlalchemy.pool import NullPool
 
 from tests.servers import fresh_url
 from tests.support.waiting import eventually, waiters
 from weblock import Locks
+from weblock.contrib.sqlalchemy import fence_table
 
 from .driver import Driver, Site
 
@@ -93,6 +96,8 @@ def serve(
         database.execute("CREATE TABLE row (id INTEGER PRIMARY KEY, number INTEGER NOT NULL)")
         database.execute("INSERT INTO row VALUES (7, 1)")
         database.commit()
+    fence_table(tables := MetaData())
+    tables.create_all(create_engine(f"sqlite:///{tmp_path}/shop.sqlite", poolclass=NullPool))
     with ExitStack() as stack:
         if driver.folder == "django":  # Whose databases no test can use that does not say so.
             stack.enter_context(request.getfixturevalue("django_db_blocker").unblock())

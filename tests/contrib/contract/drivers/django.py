@@ -33,7 +33,6 @@ from tests.contrib.contract.driver import (  # noqa: E402
 )
 from tests.contrib.contract.promises import LEAVES_QUEUE, STREAM, THREADS  # noqa: E402
 from weblock.contrib.django import async_locks, lock, locks, request_locks  # noqa: E402
-from weblock.contrib.django.models import Fence  # noqa: E402
 
 from .wsgi import OWN_THREAD  # noqa: E402
 
@@ -105,9 +104,6 @@ class Project(Driver):
                     ],
                 )
             )
-            with connections[LITE].schema_editor() as editor:
-                editor.create_model(Fence)
-            connections[LITE].close()
             self._stack = stack.pop_all()
         return super().__enter__()
 

@@ -6,32 +6,26 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI
 from fastapi.responses import StreamingResponse
-from sqlalchemy import create_engine, select
+from sqlalchemy import create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
-from tests.contrib.contract.driver import OverAsgi, some
+from tests.contrib.contract.driver import ROUTES, OverAsgi
 from weblock import AsyncLease, Lease
 from weblock.contrib.fastapi import guarded, install, lock, request_locks
-from weblock.contrib.sqlalchemy import fence_table
 
 
 class Base(DeclarativeBase):
     pass
 
 
-class Order(Base):
-    __tablename__ = "orders"
-    id: Mapped[int] = mapped_column(primary_key=True)
-
-
 class Row(Base):
+    """A row, also for Flask."""
+
     __tablename__ = "row"
     id: Mapped[int] = mapped_column(primary_key=True)
     number: Mapped[int]
 
-
-fence_table(Base.metadata)
 
 Held = Annotated[AsyncLease, Depends(lock("item:{item_id}"))]
 
@@ -61,27 +55,19 @@ class Driver(OverAsgi):
             site.handle(lease)
             return "done"
 
-        @app.post("/names/{name}", dependencies=[Depends(lock("name:{name}"))])
-        async def names(name: str) -> str:
-            site.handle(None)
-            return "done"
+        for path in ("/names/{name:str}", "/pairs/{a:int}/{b:int}", "/some/{item_id:int}"):
+            locked = Depends(lock(*ROUTES[path]))
 
-        @app.post("/some/{item_id}")
-        async def of_some(lease: Annotated[AsyncLease | None, Depends(lock(some))]) -> str:
-            site.handle(lease)
-            return "done"
-
-        @app.post("/pairs/{a}/{b}", dependencies=[Depends(lock("item:{a}", "item:{b}"))])
-        async def pairs(a: int, b: int) -> str:
-            await asyncio.to_thread(site.handle, None)
-            return "done"
+            @app.post(path)
+            async def others(lease: Annotated[AsyncLease | None, locked]) -> str:
+                await asyncio.to_thread(site.handle, lease)
+                return "done"
 
         self._add_database(app)
         return app
 
     def _add_database(self, app: FastAPI) -> None:
         engine = create_engine(f"sqlite:///{self.site.database}", poolclass=NullPool)
-        Base.metadata.create_all(engine)
 
         def get_session() -> Iterator[Session]:
             with Session(engine) as session:
@@ -96,9 +82,9 @@ class Driver(OverAsgi):
             session: Annotated[Session, Depends(guarded(get_session, unaware))],
             lease: Annotated[AsyncLease, Depends(unaware)],
         ) -> str:
-            session.scalars(select(Order)).all()
+            session.execute(text("SELECT count(*) FROM orders"))
             self.site.handle(lease)
-            session.add(Order())
+            session.execute(text("INSERT INTO orders DEFAULT VALUES"))
             return "done"
 
         @app.post("/rows/{item_id}")
