@@ -55,6 +55,7 @@ FACTS: dict[str, Any] = {
     "duration": 0.1,
     "failed": False,
     "ttl": 30.0,
+    "outcome": "replayed",
 }
 
 
@@ -96,7 +97,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 
 LEVELS = {
-    "DEBUG": {"waiting", "acquired", "released", "handed_over", "taken_over", "gave_up"},
+    "DEBUG": {
+        *("waiting", "acquired", "released", "handed_over", "taken_over", "gave_up", "repeated"),
+    },
     "INFO": {"timed_out", "refused", "release_asked"},
     "WARNING": {
         *("at_risk", "lost", "forgotten", "unavailable", "recovering", "failed_open"),

@@ -25,7 +25,8 @@ from ._core.table import Busy, Claim, Held
 from ._options import Duration, HoldOptions, seconds
 from ._platform.logs import logger
 from .errors import ConfigurationError, EngineRecovering, EngineUnavailable
-from .keys import unqualified
+from .events import KeyEvent
+from .keys import CheckedKey, unqualified
 
 Event = Literal["on_lost", "on_ask_release"]
 
@@ -124,7 +125,7 @@ class KeptTexts:
 
     def __init__(self, locks: BaseLocks, what: str) -> None:
         """Raises ``ConfigurationError`` for an engine that keeps none; ``what`` says who needs one."""
-        self._locks = locks
+        self.locks = locks
         if locks._locker.store.texts is None:
             raise ConfigurationError(
                 f"{what} keeps answers in the engine of its locks, and {locks.engine} keeps none: use"
@@ -133,8 +134,8 @@ class KeptTexts:
 
     async def find(self, key: str, group: str) -> Found:
         """Return the text of a key, and how many texts its group has. Raises ``EngineUnavailable``."""
-        name = self._locks._name(key)
-        return await self._locks._ask("find", name, self._texts.find(name, group))
+        name = self.locks._name(key)
+        return await self.locks._ask("find", name, self._texts.find(name, group))
 
     async def keep(self, lease: BaseLease, group: str, text: str, seconds: float) -> None:
         """Keep a text under the key of a lease, if the engine says that the lease is still held.
@@ -143,31 +144,39 @@ class KeptTexts:
         ``EngineUnavailable``.
         """
         (held,) = lease._leased
-        held.check(self._locks._locker.runtime.now())
+        held.check(self.locks._locker.runtime.now())
 
         async def keep() -> bool:
             return await self._texts.keep(held.key, group, text, owner=held.owner, seconds=seconds)
 
-        if not await self._locks._ask("keep", held.key, self._locks._locker.insist(keep)):
+        if not await self.locks._ask("keep", held.key, self.locks._locker.insist(keep)):
             held.lose("taken")
             raise held.loss()
 
     async def forget(self, key: str, group: str) -> bool:
         """Remove the text of a key, and return whether there was one."""
-        name = self._locks._name(key)
-        return await self._locks._ask("forget", name, self._texts.forget(name, group))
+        name = self.locks._name(key)
+        return await self.locks._ask("forget", name, self._texts.forget(name, group))
 
     async def all(self, limit: int) -> Sequence[tuple[str, str]]:
         """Return the keys that have texts, and each text, at most so many."""
-        start = self._locks._name("all").removesuffix("all")
-        found = await self._locks._ask("list", start, self._texts.all(start, limit))
+        start = self.locks._name("all").removesuffix("all")
+        found = await self.locks._ask("list", start, self._texts.all(start, limit))
         return [(unqualified(name), text) for name, text in found]
 
     @property
     def _texts(self) -> Texts:
-        texts = self._locks._locker.store.texts
+        texts = self.locks._locker.store.texts
         assert texts is not None  # Locks that open again open the same engine.
         return texts
+
+
+def tell(locks: BaseLocks, kind: type[KeyEvent], key: CheckedKey, **facts: Any) -> None:
+    """Tell the observers of some locks what an adapter knows about a key."""
+    observers = locks._observers
+    if kind in observers.wanted:
+        about = observers.about(locks._name(key), locks.label)
+        observers.tell(kind(**about, **facts))
 
 
 def rest(locks: BaseLocks, *, unless: Collection[object] = ()) -> None:

@@ -237,6 +237,15 @@ class Forced(KeyEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repeated(KeyEvent):
+    """A request with a known idempotency key was not executed."""
+
+    outcome: str
+    """``replayed``: it got the stored answer. ``running``: the first one is running (409). ``reused``: the key
+    was used for another request (422)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotRenewed(Event):
     """Leases of this ``Locks`` are renewed only while handlers let other greenlets run.
 
@@ -273,7 +282,7 @@ EVENTS: Final[Mapping[str, type[Event]]] = {
             Forgotten,
         ),
         *(TimedOut, Refused, GaveUp),
-        *(Unavailable, Available, Recovering, FailedOpen, Forced, NotRenewed, Answered),
+        *(Unavailable, Available, Recovering, FailedOpen, Forced, Repeated, NotRenewed, Answered),
     )
 }
 """Every kind of event, by its name."""

@@ -6,9 +6,12 @@ from uuid import UUID
 
 import pytest
 
-from weblock import ConfigurationError, errors
+from tests.support.events import Heard
+from weblock import ConfigurationError, Locks, LockTimeout, Observer, errors
 from weblock.contrib.kit import LockSpec, idempotency, problem_of
 from weblock.contrib.kit.idempotency import Answer, Answers, IdempotencySpec
+from weblock.contrib.status.history import History
+from weblock.events import Repeated
 
 PLAIN: dict[str, Any] = {
     "caller": 7,
@@ -142,6 +145,13 @@ def test_a_response_that_cannot_be_stored_is_an_error(body):
 
 
 @pytest.fixture
+def locks(url):
+    """Locks, whose observers are told."""
+    with Locks.from_url(url) as found:
+        yield found
+
+
+@pytest.fixture
 def database():
     """A database with the table, and nothing in it."""
     columns = [f"{name} TEXT" for name in idempotency.ANSWER_LENGTHS]
@@ -152,7 +162,7 @@ def database():
     found.close()
 
 
-def test_answers_are_stored_found_counted_and_deleted(database, monkeypatch):
+def test_answers_are_stored_found_counted_and_deleted(database, locks, monkeypatch):
     """The whole life of a stored answer, on a database."""
 
     def answers(spec=SPEC, **other):
@@ -160,7 +170,7 @@ def test_answers_are_stored_found_counted_and_deleted(database, monkeypatch):
             return database.execute(sql, values).fetchall()
 
         found = asked(spec, **other)
-        return Answers(spec, found, "sqlite", execute, failures=(sqlite3.Error,), remedy="")
+        return Answers(spec, found, locks, "sqlite", execute, failures=(sqlite3.Error,), remedy="")
 
     answer = Answer(201, [("X-A", "é")], b"\x00\xff")
     few = IdempotencySpec.written(someone, max_answers=1, keep=60)
@@ -188,6 +198,33 @@ def test_answers_are_stored_found_counted_and_deleted(database, monkeypatch):
     monkeypatch.setattr(idempotency.time, "time", lambda: now + 200)
     answers().sweep()
     assert database.execute(f"SELECT COUNT(*) FROM {idempotency.ANSWERS}").fetchone() == (0,)
+
+
+def test_requests_that_are_not_executed_are_told_and_counted(database, locks):
+    """One event each, which the status page counts: a replay, a conflict (409) and a mismatch (422)."""
+    heard, history = Heard(), History(locks)
+    locks.observe(heard.observer)
+    locks.observe(Observer(history.hear, immediate=True))
+
+    def answers(**other):
+        def execute(sql, values):
+            return database.execute(sql, values).fetchall()
+
+        found = asked(**other)
+        return Answers(SPEC, found, locks, "sqlite", execute, failures=(), remedy="")
+
+    busy = LockTimeout("key", wait=0)
+    with pytest.raises(LockTimeout):
+        answers().find(busy)
+    answers().store(Answer(201, [], b""))
+    assert answers().find(busy) == answers().find()
+    with pytest.raises(errors.IdempotencyKeyReused):
+        answers(parts=[]).find(busy)
+    told = heard.of(Repeated)
+    assert [each.outcome for each in told] == ["running", "replayed", "replayed", "reused"]
+    assert {each.key for each in told} == {*SPEC.keys_of(asked())}
+    assert {each.template for each in told} == {"idempotency:{digest}"}
+    assert history.repeats() == {"replayed": 2, "running": 1, "reused": 1}
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,13 @@ from starlette.middleware.sessions import SessionMiddleware
 
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import shared_postgres
+from tests.support.events import Heard
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, ConfigurationError
 from weblock.contrib.fastapi import idempotent, install, lock, request_locks
 from weblock.contrib.fastapi.routes import locked_in
 from weblock.contrib.sqlalchemy import answer_table, guard
+from weblock.events import Repeated
 
 from .losing import lose
 
@@ -302,11 +304,15 @@ async def test_a_body_that_was_read_as_a_stream_is_rejected(shop, reads, content
 
 async def test_many_at_once_are_executed_once(shop):
     """The others get 409 with ``Retry-After``, or wait; each gets the same answer in the end."""
+    heard = Heard()
+    shop.locks.observe(heard.observer)
     shop.add("/orders", order)
     shop.add("/waits", order, wait=30)
     answers = await asyncio.gather(*(shop.post("/orders") for _ in range(10)))
     busy = [each for each in answers if each.status_code == 409]
     assert all(int(each.headers["retry-after"]) > 0 for each in busy)
+    outcomes = Counter(each.outcome for each in heard.of(Repeated))
+    assert outcomes == Counter(running=len(busy), replayed=9 - len(busy))
     assert len({each.text for each in answers if each.status_code == 201}) == 1
     answers = await asyncio.gather(*(shop.post("/waits?amount=2") for _ in range(10)))
     assert Counter(each.status_code for each in answers) == {201: 10}

@@ -8,9 +8,11 @@ from flask import Flask, Response, abort, jsonify, redirect, request
 from flask_sqlalchemy import SQLAlchemy
 
 from tests.servers.postgres import shared_postgres
+from tests.support.events import Heard
 from weblock import ConfigurationError, Locks
 from weblock.contrib.flask import WebLock
 from weblock.contrib.sqlalchemy import answer_table
+from weblock.events import Repeated
 
 
 class Shop:
@@ -18,6 +20,7 @@ class Shop:
 
     def __init__(self, locks: Locks, url: str) -> None:
         self.db = db = SQLAlchemy()
+        self.locks = locks
         self.web = WebLock(locks=locks)
         self.app = Flask(__name__)
         self.app.config["SQLALCHEMY_DATABASE_URI"] = url
@@ -208,9 +211,12 @@ def test_a_second_session_in_the_view_is_rejected(shop, fails):
 
 def test_many_at_once_are_executed_once(shop):
     """The others wait, and get the answer."""
+    heard = Heard()
+    shop.locks.observe(heard.observer)
     shop.add("/orders", lambda: str(len(shop.ran)), wait=30)
     with ThreadPoolExecutor(8) as clients:
         answers = list(clients.map(lambda _: shop.post(), range(8)))
+    assert [each.outcome for each in heard.of(Repeated)] == ["replayed"] * 7
     assert {each.text for each in answers} == {"1"}
     assert shop.rows() == (1, 1)
 

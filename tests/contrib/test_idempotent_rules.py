@@ -16,11 +16,13 @@ import pytest
 
 from tests.servers import Server, a_valkey, fresh_url
 from tests.servers.postgres import fresh_postgresql
+from tests.support.events import Heard
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, ConfigurationError, Locks
 from weblock._adapting import KeptTexts
 from weblock._runtime.blocking import drive
 from weblock.contrib import asgi, wsgi
+from weblock.events import Repeated
 
 RULE: dict[str, Any] = {"path": "/orders", "methods": ["POST"]}
 ANSWERS = {"caller": "anonymous", "wait": 0}
@@ -121,8 +123,10 @@ async def opened(kind, url):
 
 async def test_a_request_that_is_sent_again_gets_the_first_answer(opened):
     """Status, headers and body; without cookies, with a mark, also from another process's middleware."""
-    shop, another = opened(), opened()
+    shop, another, heard = opened(), opened(), Heard()
+    shop.locks.observe(heard.observer)
     first, again, elsewhere = [await each.order() for each in (shop, shop, another)]
+    assert [each.outcome for each in heard.of(Repeated)] == ["replayed"]
     assert shop.orders == [b"tea"]
     assert not another.orders
     assert (first.status_code, first.text) == (201, "order 1")

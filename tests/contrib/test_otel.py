@@ -26,7 +26,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.servers import Server
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, Key, Locks, LockTimeout
+from weblock._adapting import tell
 from weblock.contrib.otel import WeblockInstrumentor, instrument, observer, traced
+from weblock.events import Repeated
+from weblock.keys import KeyTemplate
 
 DOCS = Path(__file__).parents[2] / "docs/monitoring"
 DASHBOARD = (DOCS / "grafana.json").read_text()
@@ -114,6 +117,16 @@ def test_a_hold_is_measured(locks: Locks, sdk: Telemetry, url: str) -> None:
     assert sdk.points("weblock.engine.up") == [({"weblock.engine": url}, 1)]
     assert sdk.value("weblock.engine.duration", operation="acquire", outcome="answered") == 2
     assert sdk.value("weblock.engine.duration", operation="release", outcome="answered") == 2
+
+
+def test_requests_that_are_not_executed_are_counted(locks: Locks, sdk: Telemetry) -> None:
+    """By outcome and template, never by idempotency key."""
+    key = KeyTemplate.parse("idempotency:{digest}").fill({"digest": "d"})
+    for outcome in ("replayed", "replayed", "reused"):
+        tell(locks, Repeated, key, outcome=outcome)
+    name, template = "weblock.idempotent.repeats", "idempotency:{digest}"
+    assert sdk.value(name, outcome="replayed", template=template) == 2
+    assert sdk.value(name, outcome="reused", template=template) == 1
 
 
 def test_buckets_suit_locks(locks: Locks, sdk: Telemetry) -> None:

@@ -24,7 +24,10 @@ from tests.support.busy import busy
 from tests.support.pictures import PICTURES
 from tests.support.waiting import PATIENCE, eventually
 from weblock import Locks, LockTimeout
+from weblock._adapting import tell
 from weblock.contrib.status import StatusPage
+from weblock.events import Repeated
+from weblock.keys import CheckedKey
 
 FITS = "return document.body.scrollWidth <= innerWidth"
 
@@ -107,6 +110,8 @@ def test_in_a_browser(page: str, locks: Locks, tmp_path: Path) -> None:
         eventually(lambda: browser.execute_script(FITS))
         eventually(lambda: browser.title == "3 held, 3 waiting")
         emulate(browser, "light", 1280)
+        tell(locks, Repeated, CheckedKey("idempotency:d"), outcome="reused")
+        shows(browser, "0 replayed, 0 while the first was running (409), 1 with another body (422)")
 
         release(browser, "shop:7")
         shows(browser, "web-2:977 POST /shops/7/items", "forced", "somebody (status page) took it")

@@ -37,13 +37,14 @@ from ..events import (
     Refused,
     ReleaseAsked,
     Released,
+    Repeated,
     TakenOver,
     TimedOut,
     Unavailable,
     Waiting,
 )
 
-FREQUENT: Final = frozenset({Waiting, Acquired, Released, HandedOver, TakenOver, GaveUp})
+FREQUENT: Final = frozenset({Waiting, Acquired, Released, HandedOver, TakenOver, GaveUp, Repeated})
 """Events of every request: they are logged at DEBUG."""
 
 KINDS: Final = frozenset(EVENTS.values()) - {Answered}
@@ -143,6 +144,9 @@ _LINES: Final[Mapping[type[Event], _Line]] = {
         " ttl in use is enough. Where overlaps do no harm, as in development and tests,"
         " recovery=off grants at once.",
         most=1,
+    ),
+    Repeated: _Line(
+        logging.DEBUG, "a request for %(key)s was not executed, as one was before: %(outcome)s"
     ),
     NotRenewed: _Line(
         logging.WARNING,

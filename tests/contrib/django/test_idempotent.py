@@ -22,11 +22,13 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from tests.support.events import Heard
 from tests.support.waiting import PATIENCE
 from weblock import ConfigurationError
 from weblock.contrib.django import idempotent, locks
 from weblock.contrib.kit.idempotency import Answers
 from weblock.errors import AnswerNotStored
+from weblock.events import Repeated
 
 from .project.shop.models import Item
 from .requests import at_once
@@ -111,10 +113,16 @@ def test_requests_at_once_are_executed_once(using: str, serve: Any) -> None:
     def items(_request: Any) -> HttpResponse:
         return create(using)
 
+    heard = Heard()
+    stop = locks["default"].observe(heard.observer)
     serve(items=items)
     # SQLite is in the memory of one connection, which threads do not share.
     responses = at_once(8, send) if using == "default" else [send() for _ in range(8)]
+    stop()
     assert Counter(each.status_code for each in responses) <= Counter({201: 8, 409: 7})
+    busy = sum(each.status_code == 409 for each in responses)
+    outcomes = Counter(each.outcome for each in heard.of(Repeated))
+    assert outcomes == Counter(running=busy, replayed=7 - busy)
     assert len({each.content for each in responses if each.status_code == 201}) == 1
     if using == "default":
         assert made(using) == 1

@@ -39,6 +39,7 @@ from ..kit.idempotency import (
 )
 from .answers import answer
 from .middleware import instance_of, lock
+from .settings import locks
 from .view_lock import DEFAULT, is_rest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -83,7 +84,7 @@ def idempotent(
     Raises:
         ConfigurationError: An option cannot work; or, at a request, a transaction has begun before.
     """
-    spec = ViewSpec.written(caller, using=using, **options)  # type: ignore[call-arg]
+    spec = ViewSpec.written(caller, using=using, alias=alias, **options)  # type: ignore[call-arg]
 
     def decorate(view: F) -> F:
         def execute(call: Callable[[], Any], request: Any) -> Any:
@@ -135,6 +136,7 @@ class ViewSpec(IdempotencySpec):
     """A description of what a view executes once."""
 
     using: str = DEFAULT_DB_ALIAS
+    alias: str = DEFAULT
 
     def key_of(self, request: HttpRequest) -> str:
         """Return the key that a request locks, and leave with the request what it asks for."""
@@ -156,14 +158,14 @@ class ViewSpec(IdempotencySpec):
         (key,) = self.keys_of(asked)
         return key
 
-    def answer_busy(self, request: HttpRequest, _error: LockTimeout) -> HttpResponse | None:
+    def answer_busy(self, request: HttpRequest, busy: LockTimeout) -> HttpResponse | None:
         """Return the stored answer: the other request may have been committed, and be sending it."""
         answers = self._answers(request)
         try:
             with answers.reading():
-                found = answers.find()
+                found = answers.find(busy)
         except WeblockError as error:
-            return answer(request, error)
+            return None if error is busy else answer(request, error)
         return _replayed(found) if found else None
 
     def execute(self, request: HttpRequest, view: Callable[[], Any]) -> HttpResponseBase:
@@ -238,7 +240,15 @@ class ViewSpec(IdempotencySpec):
                 cursor.execute(re.sub(r":(\w+)", r"%(\1)s", sql), values)
                 return cursor.fetchall() if cursor.description else ()
 
-        return Answers(self, asked, connection.vendor, execute, failures=(Error,), remedy=_NO_TABLE)
+        return Answers(
+            self,
+            asked,
+            locks[self.alias],
+            connection.vendor,
+            execute,
+            failures=(Error,),
+            remedy=_NO_TABLE,
+        )
 
     def _refusal(self, why: str) -> ConfigurationError:
         return ConfigurationError(

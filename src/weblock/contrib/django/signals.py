@@ -33,6 +33,7 @@ available = Signal()
 recovering = Signal()
 failed_open = Signal()
 forced = Signal()
+repeated = Signal()
 not_renewed = Signal()
 
 SIGNALS: Final[dict[type[Event], Signal]] = {

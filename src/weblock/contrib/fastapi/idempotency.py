@@ -133,7 +133,10 @@ class IdempotentDependency(IdempotencySpec):
         from ..sqlalchemy.sessions import end_reading_of, leave_as_read, read_all_again, run_with
 
         target = session_of(session)
-        once, ended = OneTransaction(target, self, asked), await end_reading_of(session)
+        once, ended = (
+            OneTransaction(target, self, asked, locks.locks),
+            await end_reading_of(session),
+        )
 
         async def run(work: Callable[..., Any], *given: object) -> Any:
             return await run_with(lambda _session: work(*given), target)
@@ -142,10 +145,9 @@ class IdempotentDependency(IdempotencySpec):
             try:
                 await locks.hold(self.keys_of(asked), self.options)
                 found = await run(once.begin)
-            except LockTimeout:
+            except LockTimeout as busy:
                 # The other request may have been committed, and be sending its answer.
-                if not (found := await run(once.find)):
-                    raise
+                found = await run(once.find, busy)
         except BaseException:
             leave_as_read([ended])
             raise

@@ -9,7 +9,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from flask import Flask, has_app_context, has_request_context, request
 
 from ...errors import ConfigurationError
-from ...sync import Lease
+from ...sync import Lease, Locks
 from ..kit import watch_sessions
 from ..kit.guarding import DATABASE_GUARD, GuardKind
 from ..wsgi.request import ENVIRON_KEY, RequestLocks
@@ -89,7 +89,7 @@ class Database:
                 guard(self._sessions(), lease, fence=True, wait=self._wait)
             guarded.append((lease, self._wait))
 
-    def one_transaction(self, spec: IdempotencySpec, asked: Asked) -> OneTransaction:
+    def one_transaction(self, spec: IdempotencySpec, asked: Asked, locks: Locks) -> OneTransaction:
         """Return the transaction of an idempotent request, for ``db.session``; what it has read is ended.
 
         Raises ``ConfigurationError`` if there is none, or if it cannot join a transaction.
@@ -102,7 +102,7 @@ class Database:
         from ..sqlalchemy.idempotency import OneTransaction
 
         self.end_reading()
-        return OneTransaction(self._sessions(), spec, asked)
+        return OneTransaction(self._sessions(), spec, asked, locks)
 
     def around(self, app: WSGIApplication) -> WSGIApplication:
         """Return the application; a session that outlives a request is not guarded after it.

@@ -48,14 +48,13 @@ def _execute(view: Callable[[], Any], spec: IdempotencySpec) -> Response:
         parts=[request.query_string, *_parts_of_body()],
     )
     held = request_locks(request.environ)
-    transaction = installed().database.one_transaction(spec, asked)
+    transaction = installed().database.one_transaction(spec, asked, held.locks)
     try:
         held.hold(spec.keys_of(asked), spec.options)
         found = transaction.begin()
-    except LockTimeout:
+    except LockTimeout as busy:
         # The other request may have been committed, and be sending its answer.
-        if not (found := transaction.find()):
-            raise
+        found = transaction.find(busy)
     if found:
         raise Replay(found)
     request.environ[JOINED] = transaction

@@ -38,6 +38,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self, TypedDict, Unpack
 from uuid import UUID
 
+from ..._adapting import tell
+from ..._api import BaseLocks
 from ..._options import Duration, seconds
 from ..._platform.logs import logger
 from ...errors import (
@@ -46,9 +48,11 @@ from ...errors import (
     ConfigurationError,
     IdempotencyKeyInvalid,
     IdempotencyKeyReused,
+    LockTimeout,
     TooManyAnswers,
     WeblockError,
 )
+from ...events import Repeated
 from ...keys import CheckedKey, canonical
 from .guarding import Trouble, trouble_of
 from .spec import LockSpec, name_of
@@ -205,13 +209,29 @@ class IdempotencySpec(LockSpec):
         """Return the key that a request locks."""
         return self.made_of(lambda _template: {"digest": asked.digest}, lambda _function: None)
 
-    def refuse_reuse(self, asked: Asked, fingerprint: str) -> None:
-        """Raise ``IdempotencyKeyReused`` if the answer is to a request with another fingerprint."""
-        if fingerprint != asked.fingerprint:
+    def is_repeated(
+        self, locks: BaseLocks, asked: Asked, fingerprint: str | None, busy: LockTimeout | None
+    ) -> bool:
+        """Return whether there is an answer to a request, and tell the observers what the request gets.
+
+        ``fingerprint`` is that of the request which was answered, if there is one. ``busy`` says that the key
+        was not free: it is raised if there is no answer. Raises ``IdempotencyKeyReused`` for another
+        fingerprint.
+        """
+        if fingerprint is None and busy is None:
+            return False
+        outcome = "running" if fingerprint is None else "replayed"
+        if fingerprint not in (None, asked.fingerprint):
+            outcome = "reused"
+        tell(locks, Repeated, self.keys_of(asked)[0], outcome=outcome)
+        if fingerprint is None and busy:
+            raise busy
+        if outcome == "reused":
             raise IdempotencyKeyReused(
                 f"the {self.header} {asked.idempotency_key!r} was used for another request: its"
                 f" {asked.request} had another query or body"
             )
+        return True
 
     def answer_of(
         self, status: int, headers: Iterable[tuple[str, str]], body: bytes | None
@@ -329,6 +349,7 @@ class Answers:
         self,
         spec: IdempotencySpec,
         asked: Asked,
+        locks: BaseLocks,
         database: str,
         execute: Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]],
         *,
@@ -337,6 +358,7 @@ class Answers:
     ) -> None:
         self._spec = spec
         self._asked = asked
+        self._locks = locks
         self._database = database
         self._execute = execute
         self._failures = failures
@@ -359,16 +381,17 @@ class Answers:
                 f"the database did not return the stored answer: {error}"
             ) from error
 
-    def find(self) -> Answer | None:
-        """Return the stored answer. Raises ``IdempotencyKeyReused`` if it is to another query or body."""
+    def find(self, busy: LockTimeout | None = None) -> Answer | None:
+        """Return the stored answer to a request, also if another one with its key is ``busy``.
+
+        Raises ``busy`` if there is none, and ``IdempotencyKeyReused`` if it is to another query or body.
+        """
         found = self._execute(_FINDING, {"digest": self._asked.digest})
-        if not found:
+        self._expired = bool(found) and found[0][-1] <= time.time()
+        kept = found[0][0] if found and not self._expired else None
+        if not self._spec.is_repeated(self._locks, self._asked, kept, busy):
             return None
-        fingerprint, status, headers, body, expires_at = found[0]
-        if expires_at <= time.time():
-            self._expired = True
-            return None
-        self._spec.refuse_reuse(self._asked, fingerprint)
+        _fingerprint, status, headers, body, _expires_at = found[0]
         pairs = [(name, value) for name, value in json.loads(headers)]
         return Answer(status, pairs, bytes(body))  # Some drivers return a memoryview.
 

@@ -163,16 +163,15 @@ class Execution:
 
         Raises what ``acquire`` raises, ``EngineUnavailable``, ``IdempotencyKeyReused`` and ``TooManyAnswers``.
         """
+        busy = None
         try:
             self._lease = await acquire([self._key], self._spec.options)
-        except LockTimeout:
-            # The other request may have ended by now.
-            found = await self._texts.find(self._key, self._asked.caller)
-            if found.text is None:
-                raise
-        else:
-            found = await self._texts.find(self._key, self._asked.caller)
+        except LockTimeout as error:
+            busy = error
+        # If it is busy, the other request may have ended by now.
+        found = await self._texts.find(self._key, self._asked.caller)
         if found.text is None:
+            self._spec.is_repeated(self._texts.locks, self._asked, None, busy)
             if found.size >= self._spec.max_answers:
                 raise TooManyAnswers(self._spec.max_answers, retry_after=found.rest)
             return None
@@ -182,7 +181,7 @@ class Execution:
                 f"the answer to {self._asked.request} was kept in the format {kept.get('format')!r:.20}, and"
                 f" this version of weblock reads and writes the format {FORMAT}: forget it"
             )
-        self._spec.refuse_reuse(self._asked, kept["fingerprint"])
+        self._spec.is_repeated(self._texts.locks, self._asked, kept["fingerprint"], busy)
         headers = [(name, value) for name, value in kept["headers"]]
         return Answer(kept["status"], headers, base64.b64decode(kept["body"])).replayed
 

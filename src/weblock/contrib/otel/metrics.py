@@ -30,6 +30,7 @@ from ...events import (
     Lost,
     Refused,
     Released,
+    Repeated,
     TakenOver,
     TimedOut,
     Unavailable,
@@ -101,6 +102,11 @@ class Metrics:
             unit="{lease}",
             description="Leases that this process took away by force",
         )
+        self._repeated = meter.create_counter(
+            "weblock.idempotent.repeats",
+            unit="{request}",
+            description="Requests with a known idempotency key, which were not executed, by outcome",
+        )
         meter.create_observable_gauge(
             "weblock.engine.up",
             [self._observe_engines],
@@ -122,6 +128,9 @@ class Metrics:
             Lost: self._was_lost,
             Refused: lambda event: self._not_acquired(event, "refused"),
             Released: lambda event: self._ended(event, "released"),
+            Repeated: lambda event: self._repeated.add(
+                1, {**attributes_of(event), "weblock.outcome": event.outcome}
+            ),
             TakenOver: lambda event: self._holds(event, attributes_of(event)),
             TimedOut: lambda event: self._not_acquired(event, "timed_out"),
             Unavailable: self._unavailable,

@@ -32,8 +32,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 from sqlalchemy.util.concurrency import in_greenlet
 
+from ..._api import BaseLocks
 from ..._platform.logs import logger
-from ...errors import AnswersUnavailable, ConfigurationError
+from ...errors import AnswersUnavailable, ConfigurationError, LockTimeout
 from ..kit import shown
 from ..kit.guarding import Kind, kind_of
 from ..kit.idempotency import (
@@ -94,7 +95,9 @@ def session_of(given: Any) -> Session:
 class OneTransaction:
     """All that a session does for an idempotent request, and the answer to it."""
 
-    def __init__(self, session: Session, spec: IdempotencySpec, asked: Asked) -> None:
+    def __init__(
+        self, session: Session, spec: IdempotencySpec, asked: Asked, locks: BaseLocks
+    ) -> None:
         """Raises ``ConfigurationError`` for a session whose commits nothing can be added to."""
         if GUARDED in session.info:
             raise _refusal(
@@ -122,7 +125,7 @@ class OneTransaction:
         name = "mariadb" if getattr(engine.dialect, "is_mariadb", False) else engine.dialect.name
         failures = DBAPIError, PoolTimeout, OSError
         self._answers = Answers(
-            spec, asked, name, self._execute, failures=failures, remedy=_NO_TABLE
+            spec, asked, locks, name, self._execute, failures=failures, remedy=_NO_TABLE
         )
 
     @property
@@ -130,9 +133,9 @@ class OneTransaction:
         """Whether the session has sent anything, since which it may see old rows."""
         return self._connection is not None
 
-    def find(self) -> Answer | None:
+    def find(self, busy: LockTimeout | None = None) -> Answer | None:
         """Return the stored answer. Raises ``AnswersUnavailable``, and the errors of ``Answers.find``."""
-        return self._look(self._answers.find)
+        return self._look(lambda: self._answers.find(busy))
 
     def begin(self) -> Answer | None:
         """Return the stored answer; if there is none, let the session join the transaction.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -45,7 +45,7 @@ INCIDENTS: Final[Mapping[type[Event], tuple[str, str]]] = {
 }
 """The events that are incidents: the severity of each, and a sentence about it without the key."""
 
-KINDS: Final = frozenset({*INCIDENTS, events.Acquired, events.GaveUp})
+KINDS: Final = frozenset({*INCIDENTS, events.Acquired, events.GaveUp, events.Repeated})
 """The events that are observed."""
 
 
@@ -66,6 +66,7 @@ class History:
         self._guard = threading.Lock()
         self._incidents: deque[dict[str, Any]] = deque(maxlen=MOST)
         self._waits: deque[list[float]] = deque(maxlen=round(KEPT / SLICE))
+        self._repeats: deque[tuple[float, Counter[str]]] = deque(maxlen=round(KEPT / SLICE))
 
     def hear(self, event: Event) -> None:
         """Remember an event. It does so within microseconds."""
@@ -75,9 +76,12 @@ class History:
             return
         now = self._now()
         with self._guard:
-            waited = getattr(event, "waited", None)
+            waited, start = getattr(event, "waited", None), now - now % SLICE
+            if isinstance(event, events.Repeated):
+                if not self._repeats or self._repeats[-1][0] != start:
+                    self._repeats.append((start, Counter()))
+                self._repeats[-1][1][event.outcome] += 1
             if waited is not None:
-                start = now - now % SLICE
                 if not self._waits or self._waits[-1][0] != start:
                     self._waits.append([start, 0, 0.0])
                 last = self._waits[-1]
@@ -91,6 +95,14 @@ class History:
         oldest = self._now() - KEPT
         with self._guard:
             return [list(each) for each in self._waits if each[0] >= oldest]
+
+    def repeats(self) -> dict[str, int]:
+        """Return how many requests with a known idempotency key were not executed, by outcome."""
+        oldest, found = self._now() - KEPT, Counter(replayed=0, running=0, reused=0)
+        with self._guard:
+            for start, counts in self._repeats:
+                found.update(counts if start >= oldest else {})
+        return dict(found)
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return what went wrong, the last first."""

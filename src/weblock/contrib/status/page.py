@@ -129,6 +129,7 @@ class StatusPage:
             "may_release": bool(await self._may_release(scope)),
             **look,
             "waits": self._history.waits(),
+            "repeats": self._history.repeats(),
             "incidents": self._history.incidents(),
         }
 
