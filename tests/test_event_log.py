@@ -143,16 +143,20 @@ def test_an_outage_is_told_when_it_begins_now_and_then_and_when_it_ends(
     event_log.write(made(Available, engine=engine, lasted=130.0, requests=1040))
     event_log.write(made(Available, engine=engine))
     begun, *reminders, back = records(caplog, engine)
-    assert begun.getMessage() == f"engine {engine} does not answer: it is down"
+    assert (
+        begun.getMessage()
+        == f"engine {engine} is unavailable: it is down [weblock.engine_unavailable]"
+    )
     assert [record.levelname for record in reminders] == ["WARNING"] * 2
     told = [
-        f"engine {engine} did not answer {count} more requests within a minute: it is down"
+        f"{count} more requests to engine {engine} failed within a minute: it is down"
+        " [weblock.engine_unavailable]"
         for count in (479, 480)
     ]
     assert [each.getMessage() for each in reminders] == told
     assert (back.levelname, back.getMessage()) == (
         "INFO",
-        f"engine {engine} answers again after 130.0 s, in which 1040 requests were given up",
+        f"engine {engine} is available again after 130.0 s, in which 1040 requests failed",
     )
 
 
@@ -210,7 +214,7 @@ def test_several_holders_are_counted(
 @pytest.mark.parametrize(
     ("kind", "fact", "one", "several"),
     [
-        ("timed_out", "place", "1 caller was in front", "2 callers were in front"),
+        ("timed_out", "place", "1 caller was ahead", "2 callers were ahead"),
         ("refused", "waiters", "1 caller is waiting already", "2 callers are waiting already"),
     ],
 )
@@ -271,7 +275,7 @@ def test_a_dead_server_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     outage = ("unavailable", "available")
     lines = [each for each in records(caplog, engine) if each.__dict__["event"] in outage]
     assert [each.levelname for each in lines] == ["WARNING", "INFO"]
-    assert "does not answer" in lines[0].getMessage()
+    assert "is unavailable" in lines[0].getMessage()
     assert lines[1].__dict__["requests"] >= 4
 
 

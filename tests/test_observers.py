@@ -249,7 +249,7 @@ def test_locks_tell_that_greenlets_renew_their_leases(
     assert heard == [NotRenewed(engine=url, cause=cause)] * 2
     (said,) = [each.getMessage() for each in caplog.records if f" {url} " in each.getMessage()]
     assert cause in said
-    assert "give it a longer ttl=" in said
+    assert "raise its ttl=" in said
 
 
 def test_a_key_knows_its_template() -> None:

@@ -94,7 +94,8 @@ class BaseLocks:
             raise ConfigurationError(
                 f"engine {engine.name} reaches as far as scope={engine.scope!r}, but"
                 f" require_scope={options.require_scope!r}: choose an engine that is shared by all"
-                " machines, such as redis://"
+                " machines, such as redis://",
+                code="unsuitable_engine",
             )
         with registering():
             options.check_on(engine)
@@ -328,7 +329,8 @@ class BaseLocks:
                 namespace = lease.key.partition(":")[0]
                 raise ConfigurationError(
                     f"the token is for a key of namespace={namespace!r:.80}, and these locks are of"
-                    f" namespace={self.namespace!r}: take it over with locks of the same namespace"
+                    f" namespace={self.namespace!r}: take it over with locks of the same namespace",
+                    code="invalid_token",
                 )
         locker = self._locker
         taking = take_over(locker, leases, terms)
@@ -398,7 +400,7 @@ class BaseLocks:
             with registering():
                 self._open_again()
         if self._closed:
-            raise ConfigurationError(f"{self!r} is closed")
+            raise ConfigurationError(f"{self!r} is closed", code="closed")
 
     def _open_again(self) -> None:
         # Looked at again, since another thread may have done it meanwhile, or closed these locks.
@@ -464,8 +466,9 @@ def _warn_of_limits(namespace: str, keys: Sequence[str], limit: int) -> None:
         elif known not in (0, limit):
             _limits[name] = 0  # This was logged.
             logger.warning(
-                "the key %r is acquired with limit=%d and with limit=%d: while holders of both are"
-                " there, the smaller counts. Name the same limit everywhere",
+                "the key %r is acquired with limit=%d and with limit=%d: while both kinds of holders"
+                " exist, the smaller limit applies. Use the same limit everywhere"
+                " [weblock.different_limits]",
                 *(name[1], known, limit),
             )
 
@@ -479,8 +482,8 @@ def warn_of_templates(keys: Sequence[str]) -> None:
             _warned_of.add(key)
             name = found[0]
             logger.warning(
-                "the key %r is locked as it stands: nothing fills in %s, so whatever it is meant to"
-                " be, the lock is the same. Write f%r, or weblock.Key(%r, ...) with its values",
+                "the key %r is used literally: %s was not substituted, so all callers lock the same"
+                " key. Write f%r, or weblock.Key(%r, ...) with its values [weblock.unfilled_key]",
                 *(key, name, key, key),
             )
 
@@ -683,7 +686,8 @@ class HoldBlock(Generic[L]):
         if not getattr(self, "_entered", True):  # An interrupt may have come before it was made.
             hold = f"hold({self._named()})"
             warn(
-                f"{hold} was never entered, so it locked nothing: write '{self._block} locks.{hold}:'",
+                f"{hold} was never entered, so it locked nothing: write '{self._block} locks.{hold}:'"
+                " [weblock.never_entered]",
                 RuntimeWarning,
                 stacklevel=2,
                 source=self,

@@ -239,7 +239,8 @@ def check_limit(limit: int, engine: Engine | None) -> None:
     given = "shared=True" if limit == SHARED else f"limit={limit}"
     raise ConfigurationError(
         f"engine {engine.name} cannot grant a key to several holders, as {given} wants: choose an"
-        " engine that can, such as file:// or redis://"
+        " engine that can, such as file:// or redis://",
+        code="unsuitable_engine",
     )
 
 
@@ -251,7 +252,8 @@ def check_ttl(terms: Terms, engine: Engine | None) -> None:
     raise ConfigurationError(
         f"ttl={terms.ttl:g} is longer than recovery={recovery.seconds:g}, after which engine {engine.name}"
         " grants keys again when it has lost its data: add"
-        f" recovery={terms.ttl:g} to the URL in all programs that lock the same keys, or shorten the ttl"
+        f" recovery={terms.ttl:g} to the URL in all programs that lock the same keys, or shorten the ttl",
+        code="unsuitable_engine",
     )
 
 

@@ -37,14 +37,16 @@ def require(wanted: str, extra: str, *, instead: str | None = None) -> None:
         if found and not _within(found, wanted_range):
             raise ConfigurationError(
                 f"{wanted} needs {package}{wanted_range}, but {package} {found} is installed."
-                f" Run: pip install 'pyweblock[{extra}]'{keeping}"
+                f" Run: pip install 'pyweblock[{extra}]'{keeping}",
+                code="missing_package",
             )
         try:
             importlib.import_module(_MODULES.get(package, package))
         except ImportError as error:
             raise ConfigurationError(
                 f"{wanted} needs {package}{wanted_range}, but {error.name or package} is not"
-                f" installed. Run: pip install 'pyweblock[{extra}]'"
+                f" installed. Run: pip install 'pyweblock[{extra}]'",
+                code="missing_package",
             ) from error
 
 

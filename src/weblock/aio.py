@@ -597,7 +597,7 @@ class AsyncLease(BaseLease):
         except LeaseLost as loss:
             if error is None:
                 raise
-            error.add_note(f"meanwhile, the {loss}")
+            error.add_note(f"in addition, the {loss}")
         if error is None:
             for call in leaving:
                 call(self)

@@ -1,7 +1,8 @@
 """The errors of weblock, each named after what happened to the caller.
 
 They know no HTTP status and no driver. Facts are attributes, every error can be pickled, and no
-message contains a password of a URL.
+message contains a password of a URL. The text of an error ends with its code, which is a heading of
+docs/troubleshooting.md. Log lines and warnings end with such a code, too.
 """
 
 from __future__ import annotations
@@ -10,12 +11,28 @@ from typing import Any
 
 
 class WeblockError(Exception):
-    """The base class of the errors that weblock raises."""
+    """The base class of the errors that weblock raises.
+
+    Attributes:
+        code: What happened, as a stable name for programs: ``"lease_lost"``. Troubleshooting explains
+            each code under a heading of the same name.
+    """
+
+    code: str = "error"
+
+    def __str__(self) -> str:
+        return f"{self.message} [weblock.{self.code}]"
+
+    @property
+    def message(self) -> str:
+        """The text without the code."""
+        return super().__str__()
 
     @property
     def for_operators(self) -> str:
-        """The message together with the notes, which name what a client must not see."""
-        return "; ".join([str(self), *getattr(self, "__notes__", ())])
+        """The text together with the notes, which name what a client must not see."""
+        text = "; ".join([self.message, *getattr(self, "__notes__", ())])
+        return f"{text} [weblock.{self.code}]"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__.copy())
@@ -45,6 +62,8 @@ class LockTimeout(WeblockError, TimeoutError):
             does, which tracebacks show.
     """
 
+    code = "lock_timeout"
+
     def __init__(
         self,
         key: str,
@@ -66,7 +85,7 @@ class LockTimeout(WeblockError, TimeoutError):
             reason = "it is busy, and wait=0 does not wait: retry later, or raise wait="
         else:
             others = "1 other" if place == 1 else f"{place} others"
-            ahead = f", with {others} in front" if place else ""
+            ahead = f", with {others} ahead in the queue" if place else ""
             within = f"it was not free within wait={wait:g} s{ahead}" if wait else "it is busy"
             reason = f"{within}: retry later, or raise wait="
         super().__init__(f"lock {key!r} was not acquired: {reason}")
@@ -92,6 +111,8 @@ class LeaseLost(WeblockError):
             closed), ``released`` (its holder released it), or ``handed_over`` (its holder called
             ``hand_over``).
     """
+
+    code = "lease_lost"
 
     def __init__(self, key: str, *, fence: int, reason: str) -> None:
         super().__init__(
@@ -125,6 +146,8 @@ class EngineUnavailable(WeblockError, ConnectionError):
         reason: What went wrong.
     """
 
+    code = "engine_unavailable"
+
     def __init__(self, engine: str, reason: str) -> None:
         super().__init__(f"lock engine {engine} is unavailable: {reason}")
         self.engine = engine
@@ -141,6 +164,8 @@ class EngineRecovering(EngineUnavailable):
         retry_after: How many seconds are left, as far as that is known.
     """
 
+    code = "engine_recovering"
+
     def __init__(self, engine: str, reason: str, *, retry_after: float) -> None:
         super().__init__(
             engine,
@@ -153,6 +178,13 @@ class EngineRecovering(EngineUnavailable):
 class ConfigurationError(WeblockError, ValueError):
     """A setting, a URL or an argument cannot work; the message names the value and the remedy."""
 
+    code = "invalid_setting"
+
+    def __init__(self, message: object = "", *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code:
+            self.code = code
+
 
 class InvalidKey(ConfigurationError):
     """A key is empty, too long, or has characters that no key may have.
@@ -160,12 +192,16 @@ class InvalidKey(ConfigurationError):
     If the key is made from a request, the request is at fault: the adapters answer 400.
     """
 
+    code = "invalid_key"
+
 
 class StrangePath(InvalidKey):
     """Routers may read the path of a request in more than one way, and rules would differ.
 
     The adapters answer 400 before anything runs.
     """
+
+    code = "strange_path"
 
 
 class BodyTimeout(WeblockError):
@@ -175,15 +211,14 @@ class BodyTimeout(WeblockError):
     ``TimeoutError``, because frameworks treat each ``OSError`` of a body as a client that has left.
     """
 
-    def __init__(self, body_wait: float) -> None:
-        super().__init__(body_wait)
-        self.body_wait = body_wait
+    code = "body_timeout"
 
-    def __str__(self) -> str:
-        return (
-            f"the client sent neither 64 KiB nor the end of its request body within {self.body_wait:g} s,"
+    def __init__(self, body_wait: float) -> None:
+        super().__init__(
+            f"the client sent neither 64 KiB nor the end of its request body within {body_wait:g} s,"
             " the longest that a request that locks waits for it: see the option body_wait"
         )
+        self.body_wait = body_wait
 
 
 class BodyTooLong(WeblockError):
@@ -194,6 +229,8 @@ class BodyTooLong(WeblockError):
     Attributes:
         max_request: How many bytes it reads.
     """
+
+    code = "body_too_long"
 
     def __init__(self, max_request: int) -> None:
         super().__init__(
@@ -209,9 +246,11 @@ class CallerUnknown(WeblockError):
     The adapters answer 403. Nothing has run.
     """
 
+    code = "caller_unknown"
+
     def __init__(self, function: str) -> None:
         super().__init__(
-            f"{function}, the caller= of idempotent=, returned None: nobody is logged in"
+            f"{function}, the caller= of idempotent=, returned None: no user is logged in"
         )
 
 
@@ -225,8 +264,12 @@ class IdempotencyKeyInvalid(WeblockError):
         missing: Whether there is no such header.
     """
 
+    code = "idempotency_key_invalid"
+
     def __init__(self, header: str, reason: str, *, missing: bool = False) -> None:
         super().__init__(f"the request has no usable {header} header: {reason}")
+        if missing:
+            self.code = "idempotency_key_missing"
         self.header = header
         self.missing = missing
 
@@ -237,6 +280,8 @@ class IdempotencyKeyReused(WeblockError):
     The adapters answer 422. Nothing has run.
     """
 
+    code = "idempotency_key_reused"
+
 
 class TooManyAnswers(WeblockError):
     """As many answers are stored for the caller as ``max_answers`` allows.
@@ -246,6 +291,8 @@ class TooManyAnswers(WeblockError):
     Attributes:
         retry_after: In how many seconds the oldest of them expires.
     """
+
+    code = "too_many_answers"
 
     def __init__(self, most: int, *, retry_after: float) -> None:
         super().__init__(
@@ -260,12 +307,16 @@ class AnswersUnavailable(WeblockError, ConnectionError):
     The adapters answer 503. Nothing has run. The driver's error is ``__cause__``.
     """
 
+    code = "answers_unavailable"
+
 
 class AnswerNotStored(WeblockError):
     """A response cannot be stored: it is a stream, or longer than ``max_body`` bytes.
 
     It is raised inside the transaction, so that the work of the request is rolled back.
     """
+
+    code = "answer_not_stored"
 
 
 class AlreadyHeld(WeblockError, RuntimeError):
@@ -280,6 +331,8 @@ class AlreadyHeld(WeblockError, RuntimeError):
         waits: Whether a task of the event loop that this call would block is ahead in the queue.
         inherited: Whether the request that this task or thread belongs to holds it.
     """
+
+    code = "already_held"
 
     def __init__(
         self, key: str, *, upgrade: bool = False, waits: bool = False, inherited: bool = False

@@ -417,7 +417,8 @@ class KeyTemplate:
                 there = ", ".join(signature.parameters) or "none"
                 raise ConfigurationError(
                     f"key template {self.text!r} needs {name!r}, which is no parameter of"
-                    f" {function.__qualname__}; there is: {there}"
+                    f" {function.__qualname__}; there is: {there}",
+                    code="missing_value",
                 )
 
         def key_of(args: tuple[object, ...], kwargs: dict[str, object]) -> str:

@@ -536,7 +536,7 @@ class Lease(BaseLease):
         except LeaseLost as loss:
             if error is None:
                 raise
-            error.add_note(f"meanwhile, the {loss}")
+            error.add_note(f"in addition, the {loss}")
         if error is None:
             for call in leaving:
                 call(self)

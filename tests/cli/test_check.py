@@ -277,7 +277,7 @@ def test_the_rule_that_locks_a_request_is_named(run, told, app: str) -> None:
     )
     done = run("check", f"cli_shop:{app}", "POST", "/shops/a/items/+7")
     assert done.exit_code == 1
-    assert "POST /shops/a/items/+7 is refused with 400: " in done.stderr
+    assert "POST /shops/a/items/+7 is rejected with 400: " in done.stderr
 
 
 def test_a_middleware_that_cannot_be_made_is_an_error(run) -> None:

@@ -38,7 +38,7 @@ def test_without_its_packages_it_says_what_to_install(missing: str, tmp_path: Pa
     )
     assert done.returncode == 2
     assert done.stderr.startswith("weblock: the command line needs ")
-    assert done.stderr.endswith("pip install 'pyweblock[cli]'\n")
+    assert done.stderr.endswith("pip install 'pyweblock[cli]' [weblock.missing_package]\n")
 
 
 def test_an_ascii_terminal_can_show_any_key(tmp_path: Path) -> None:

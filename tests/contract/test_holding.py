@@ -234,7 +234,7 @@ def test_a_hold_without_its_block_is_told(locks, one) -> None:
     block = "with" if isinstance(locks, Locks) else "async with"
     assert str(warning.message) == (
         "hold('key', 'other') was never entered, so it locked nothing:"
-        f" write '{block} locks.hold('key', 'other'):'"
+        f" write '{block} locks.hold('key', 'other'):' [weblock.never_entered]"
     )
     assert warning.filename == __file__
     one.do(one.do(locks.acquire, "key", wait=0).release)

@@ -47,7 +47,7 @@ def test_threads_that_are_killed_are_started_again(locks, one, other, waiting, c
         renewed(locks, second)
         other.do(second.release)
         one.do(lease.release)
-    assert any("is being restarted" in record.message for record in caplog.records)
+    assert any("failed and is restarted" in record.message for record in caplog.records)
     # What the killed threads had open ends here, and not in a later test, which would be blamed for it.
     caplog.clear()
     gc.collect()

@@ -460,7 +460,7 @@ class TestEnds:
         assert isinstance(pay.apply().result, LeaseLost)
         failed = pay.apply((KeyError("x"),)).result
         assert isinstance(failed, KeyError)
-        assert "meanwhile, the lease of 'a'" in failed.__notes__[0]
+        assert "in addition, the lease of 'a'" in failed.__notes__[0]
 
     def test_it_is_told_of_the_loss(self, app, locks):
         """``on_lost`` is called while the task runs: a method, or a function of the task and the lease."""

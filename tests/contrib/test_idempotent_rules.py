@@ -207,7 +207,7 @@ async def test_a_long_answer_is_sent_and_not_kept(opened, caplog):
     answers = [await shop.order() for _ in range(2)]
     assert [each.text[100:] for each in answers] == ["1", "2"]
     (said,) = [each for each in caplog.messages if "max_body=100" in each]
-    assert said.startswith("the answer to POST /orders was not kept")
+    assert said.startswith("the answer to POST /orders was not stored")
 
 
 async def test_an_answer_is_kept_for_so_long(opened, url):
@@ -288,7 +288,7 @@ async def test_an_engine_that_is_down(opened, caplog):
         shop = opened(url)
         shop.work = server.kill
         assert (await shop.order()).text == "order 1"
-        assert any("was not kept" in each for each in caplog.messages)
+        assert any("was not stored" in each for each in caplog.messages)
         assert (await shop.order()).json()["code"] == "engine_unavailable"
         assert len(shop.orders) == 1
 

@@ -426,7 +426,7 @@ class TestTheDatabaseAsReferee:
             lease = blocking.take_over(lease.hand_over())
         lease.release()
         assert items(fenced) == 3
-        assert "set back" not in caplog.text
+        assert "lost its data" not in caplog.text
 
     def test_who_has_handed_over_takes_the_place_of_nobody(self, fenced, followed, blocking):
         """A session of its own that begins only then is refused, and the next holder commits."""

@@ -91,8 +91,8 @@ def test_all_are_weblock_errors() -> None:
         (LockTimeout("k", wait=2.5), "not free within wait=2.5 s: retry"),
         (LockTimeout("k", wait=None, waiters=9), "9 others are waiting already"),
         (LockTimeout("k", wait=None, waiters=1), "1 other is waiting already"),
-        (LockTimeout("k", wait=2, place=3), "with 3 others in front"),
-        (LockTimeout("k", wait=2, place=1), "with 1 other in front"),
+        (LockTimeout("k", wait=2, place=3), "with 3 others ahead in the queue"),
+        (LockTimeout("k", wait=2, place=1), "with 1 other ahead in the queue"),
         (LockTimeout("k", wait=2, attempts=3), "busy at each of 3 attempts"),
         (LockTimeout("k", wait=2, attempts=1), "busy at the only attempt"),
         (LeaseLost("k", fence=7, reason="expired"), "fence 7.*not renewed in time"),
@@ -124,9 +124,8 @@ def test_what_names_the_holder_is_for_operators() -> None:
     """A server may send the message to its client: the holder's host and process are in a note."""
     error = LockTimeout("k", wait=2, holder="web-1:4242")
     arrived = pickle.loads(pickle.dumps(error))
-    assert (
-        str(arrived)
-        == "lock 'k' was not acquired: it was not free within wait=2 s: retry later, or raise wait="
-    )
-    assert arrived.for_operators == f"{error}; lock 'k' is held by 'web-1:4242'"
+    text = "lock 'k' was not acquired: it was not free within wait=2 s: retry later, or raise wait="
+    code = "[weblock.lock_timeout]"
+    assert str(arrived) == f"{text} {code}"
+    assert arrived.for_operators == f"{text}; lock 'k' is held by 'web-1:4242' {code}"
     assert "is held by 'web-1:4242'" in "".join(traceback.format_exception(arrived))

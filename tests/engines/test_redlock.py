@@ -269,7 +269,7 @@ def test_a_clock_that_is_behind_is_told_once(caplog: pytest.LogCaptureFixture) -
             clocks.heard(server, time, sent=100.0, received=100.0)
     (record,) = [each for each in caplog.records if "the clock of" in each.getMessage()]
     assert record.levelname == "WARNING"
-    assert "the clock of redis://c is 3600 s behind that of redis://a" in record.getMessage()
+    assert "the clock of redis://c is 3600 s behind the clock of redis://a" in record.getMessage()
 
 
 class TestClocks:

@@ -288,8 +288,8 @@ class Keeper:
             if Forgotten in kept.observers.wanted:
                 kept.observers.tell(Forgotten(**kept.about(), held_for=kept.held_for()))
             self._report_forgotten(
-                f"the lease of {unqualified(kept.key)!r:.200} was not released, and nobody refers to"
-                " it any more: release it, or use a with block"
+                f"the lease of {unqualified(kept.key)!r:.200} was not released, and is no longer"
+                " referenced: call release(), or use a with block [weblock.forgotten]"
             )
         self.release_later(watch.key, watch.owner, watch.ttl, void)
 

@@ -79,7 +79,8 @@ def leases_in(token: object) -> list[OnItsWay]:
     if not isinstance(token, str) or not token.startswith(_FORMAT):
         raise ConfigurationError(
             f"take_over was given a {type(token).__name__} that is not a token: pass the string that"
-            " lease.hand_over() returned"
+            " lease.hand_over() returned",
+            code="invalid_token",
         )
     text, _, checksum = token.removeprefix(_FORMAT).partition(".")
     leases: list[OnItsWay] = []
@@ -95,7 +96,8 @@ def leases_in(token: object) -> list[OnItsWay]:
         # The error must not show the token, which is a secret.
         raise ConfigurationError(
             f"take_over was given a token that is damaged: of its {len(token)} characters, some are"
-            " missing or wrong. Pass on the whole string that lease.hand_over() returned"
+            " missing or wrong. Pass on the whole string that lease.hand_over() returned",
+            code="invalid_token",
         )
     for lease in leases:
         check_key(unqualified(lease.key))

@@ -57,5 +57,6 @@ def refuse_other_threads() -> None:
         raise ConfigurationError(
             "this thread is not the one whose greenlets use weblock's locks, but perhaps one of gevent's"
             " threadpool: acquire and release in a greenlet, and run only the work between in the"
-            " threadpool"
+            " threadpool",
+            code="wrong_thread",
         )

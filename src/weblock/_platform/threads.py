@@ -37,7 +37,8 @@ def refuse_subinterpreter() -> None:
     except RuntimeError as error:
         raise ConfigurationError(
             f"weblock cannot be used in this subinterpreter ({error}): it renews leases in a thread. Use it"
-            " in the main interpreter, and run the work in threads or processes instead"
+            " in the main interpreter, and run the work in threads or processes instead",
+            code="wrong_thread",
         ) from error
 
 
@@ -78,7 +79,9 @@ class BackgroundThread:
         except RuntimeError:
             if times := self._failures.count():
                 logger.exception(
-                    "the thread %s could not be started (failure %d in a row)", self._name, times
+                    "the thread %s could not be started (failure %d in a row) [weblock.thread_failed]",
+                    self._name,
+                    times,
                 )
             return False
         return True
@@ -132,7 +135,7 @@ class BackgroundThread:
             except BaseException:
                 if times := self._failures.count():
                     logger.critical(
-                        "the thread %s failed, and is being restarted (failure %d in a row)",
+                        "the thread %s failed and is restarted (failure %d in a row) [weblock.thread_failed]",
                         self._name,
                         times,
                         exc_info=True,

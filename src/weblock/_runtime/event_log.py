@@ -70,10 +70,12 @@ class _Line:
     log: Any = logger
     later: str = ""
     """What is said at the end of a window of the events that were left out; ``text``, unless given."""
+    code: str = ""
+    """Of a line that is a warning: see ``WeblockError.code``."""
 
 
 _LINES: Final[Mapping[type[Event], _Line]] = {
-    Waiting: _Line(logging.DEBUG, "waiting for the lock %(key)s: %(place)d in front%(held_by)s"),
+    Waiting: _Line(logging.DEBUG, "waiting for the lock %(key)s: %(place)d ahead%(held_by)s"),
     Acquired: _Line(
         logging.DEBUG, "acquired the lock %(key)s after %(waited).3f s (fence %(fence)d)"
     ),
@@ -86,7 +88,9 @@ _LINES: Final[Mapping[type[Event], _Line]] = {
         " good for %(ttl).1f s",
     ),
     TakenOver: _Line(logging.DEBUG, "took over the lease of %(key)s (fence %(fence)d)"),
-    GaveUp: _Line(logging.DEBUG, "a caller gave up the lock %(key)s after %(waited).3f s"),
+    GaveUp: _Line(
+        logging.DEBUG, "a caller stopped waiting for the lock %(key)s after %(waited).3f s"
+    ),
     ReleaseAsked: _Line(
         logging.INFO,
         "the holder of the lock %(key)s (fence %(fence)d) was asked to release it, after"
@@ -95,55 +99,61 @@ _LINES: Final[Mapping[type[Event], _Line]] = {
     ),
     TimedOut: _Line(
         logging.INFO,
-        "lock %(key)s was not acquired in %(waited).3g s%(held_by)s%(in_front)s",
+        "lock %(key)s was not acquired in %(waited).3g s%(held_by)s%(ahead)s",
         most=1,
     ),
     Refused: _Line(
         logging.INFO,
-        "lock %(key)s was refused: %(already)s waiting already (max_waiters)%(held_by)s",
+        "lock %(key)s was not acquired: %(already)s waiting already (max_waiters)%(held_by)s",
         most=1,
     ),
     AtRisk: _Line(
         logging.WARNING,
-        "lease of %(key)s (fence %(fence)d) is at risk, and ends in %(remaining).1f s: its renewal"
-        " failed: %(cause)s",
+        "lease of %(key)s (fence %(fence)d) is at risk, and expires in %(remaining).1f s: its"
+        " renewal failed: %(cause)s",
         most=10,
+        code="at_risk",
     ),
     Lost: _Line(
         logging.WARNING,
         "lease of %(key)s (fence %(fence)d) was lost after %(held_for).1f s: %(why)s",
         most=10,
+        code="lease_lost",
     ),
     Forgotten: _Line(
         logging.WARNING,
-        "the lease of %(key)s (fence %(fence)d) was forgotten: nothing refers to it any more, and"
-        " it is released now. Use it in a with block, or call release()",
+        "the lease of %(key)s (fence %(fence)d) was not released, and is no longer referenced: it"
+        " is released now. Use it in a with block, or call release()",
         most=10,
+        code="forgotten",
     ),
     FailedOpen: _Line(
         logging.WARNING,
         "a section runs without the lock of %(key)s (fail-open): %(cause)s",
         most=10,
+        code="failed_open",
     ),
     Unavailable: _Line(
         logging.WARNING,
-        "engine %(engine)s does not answer: %(cause)s",
+        "engine %(engine)s is unavailable: %(cause)s",
         most=1,
         window=MINUTE,
-        later="engine %(engine)s did not answer %(count)d more requests within a minute: %(cause)s",
+        later="%(count)d more requests to engine %(engine)s failed within a minute: %(cause)s",
+        code="engine_unavailable",
     ),
     Available: _Line(
         logging.INFO,
-        "engine %(engine)s answers again after %(lasted).1f s, in which %(requests)d requests were"
-        " given up",
+        "engine %(engine)s is available again after %(lasted).1f s, in which %(requests)d requests"
+        " failed",
     ),
     Recovering: _Line(
         logging.WARNING,
-        "engine %(engine)s is recovering: %(cause)s. Callers with a longer wait get their locks"
-        " then; others are refused. recovery= in the engine's URL says for how long: the longest"
-        " ttl in use is enough. Where overlaps do no harm, as in development and tests,"
-        " recovery=off grants at once.",
+        "engine %(engine)s is recovering: %(cause)s. It grants no locks for another"
+        " %(retry_after).3g s: callers whose wait= is longer get their locks then, and others fail."
+        " In the engine's URL, set recovery= to the longest ttl in use; or recovery=off where overlaps"
+        " do no harm, as in development and tests",
         most=1,
+        code="engine_recovering",
     ),
     Repeated: _Line(
         logging.DEBUG, "a request for %(key)s was not executed, as one was before: %(outcome)s"
@@ -152,16 +162,18 @@ _LINES: Final[Mapping[type[Event], _Line]] = {
         logging.WARNING,
         "leases of %(engine)s are renewed only while handlers wait for something: %(cause)s. A"
         " handler that computes for longer than its ttl loses its lease: call gevent.sleep(0) or"
-        " eventlet.sleep(0) in it now and then, give it a longer ttl=, or run the application in"
-        " workers with threads",
+        " eventlet.sleep(0) in it regularly, raise its ttl=, or run the application in workers with"
+        " threads",
         most=1,
         window=math.inf,
+        code="not_renewed",
     ),
     Forced: _Line(
         logging.WARNING,
         "%(by)s took the lease of %(key)s from %(holder)s%(and_others)s by force (fence %(fence)s,"
         " held for %(held_for).1f s, %(waiters)d waiting)",
         log=audit,
+        code="forced",
     ),
 }
 
@@ -201,8 +213,8 @@ def _log(event: Event, line: _Line, left_out: int = 0) -> None:
         words["and_others"] = and_others(event.others)
         words["held_by"] = f", held by {words['holder']}{words['and_others']}" * bool(event.holder)
     if isinstance(event, TimedOut):
-        front = "1 caller was" if event.place == 1 else f"{event.place} callers were"
-        words["in_front"] = "" if event.place is None else f"; {front} in front"
+        ahead = "1 caller was" if event.place == 1 else f"{event.place} callers were"
+        words["ahead"] = "" if event.place is None else f"; {ahead} ahead in the queue"
     if isinstance(event, Refused):
         words["already"] = "1 caller is" if event.waiters == 1 else f"{event.waiters} callers are"
     text = line.text
@@ -211,6 +223,8 @@ def _log(event: Event, line: _Line, left_out: int = 0) -> None:
         text = line.later
     elif count > 1:
         text = f"{text} (and {count - 1} more like it within a second)"
+    if line.code:
+        text = f"{text} [weblock.{line.code}]"
     facts = {
         name: printable(value) if isinstance(value, str) else value
         for name, value in event.facts().items()

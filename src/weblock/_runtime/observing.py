@@ -95,7 +95,9 @@ class CallQueue:
             try:
                 callback()
             except BaseException:
-                logger.exception("a callback failed in the thread %s", self._name)
+                logger.exception(
+                    "a callback failed in the thread %s [weblock.callback_failed]", self._name
+                )
 
 
 callbacks: Final = CallQueue("weblock-callbacks")
@@ -208,8 +210,8 @@ class Observer:
             return
         if not self._queue.call(partial(self._done, self._call, event)) and _too_slow.due():
             logger.warning(
-                "the observer %.200r is too slow: more than %d events wait for it, and further ones"
-                " are dropped",
+                "the observer %.200r is too slow: %d events wait for it, and new events are dropped"
+                " [weblock.observer_slow]",
                 self._call,
                 MOST_UNTOLD,
             )
@@ -221,7 +223,7 @@ class Observer:
             return work is self._call or bool(result)
         except Exception:
             if self._failures.due():
-                logger.exception("an observer failed: %.200r", work)
+                logger.exception("an observer failed: %.200r [weblock.callback_failed]", work)
             return False
 
     def flush(self, timeout: float) -> None:

@@ -153,14 +153,16 @@ def _check(locks: Locks, hold: Mapping[str, Any], kill_after: float, at_least: f
     if locks.scope == "process":
         raise ConfigurationError(
             f"{locks.engine} locks inside one process, and excludes no other command: name file:// for"
-            " one machine, redis:// for several, or noop:// to lock nothing"
+            " one machine, redis:// for several, or noop:// to lock nothing",
+            code="unsuitable_engine",
         )
     if at_least > hold.get("max_hold", LONGEST):
         raise ConfigurationError(f"--at-least {at_least:g} must be not more than --max-hold")
     if at_least and locks.scope == "host":
         raise ConfigurationError(
             f"{locks.engine} frees what a process held as soon as it ends, so --at-least cannot keep a"
-            " key locked there: name an engine that several machines share, such as redis://"
+            " key locked there: name an engine that several machines share, such as redis://",
+            code="unsuitable_engine",
         )
 
 

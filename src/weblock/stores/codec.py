@@ -59,7 +59,8 @@ def from_bytes(data: bytes, where: str) -> KeyState:
         raise ConfigurationError(
             f"{where} has a state in the format {version[:20]!r}, and this version of weblock reads"
             f" and writes the format {VERSION!r}: run the same version in all processes, or let each"
-            " version lock in a place of its own"
+            " version lock in a place of its own",
+            code="other_format",
         )
     try:
         fence, asked, voided = _from_json(cells[0])
@@ -74,7 +75,8 @@ def from_bytes(data: bytes, where: str) -> KeyState:
         )
     except (ValueError, TypeError, IndexError, RecursionError) as error:
         raise ConfigurationError(
-            f"{where} has a damaged state ({error}): stop all processes that lock there, and remove it"
+            f"{where} has a damaged state ({error}): stop all processes that lock there, and remove it",
+            code="other_format",
         ) from error
 
 

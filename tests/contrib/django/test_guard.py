@@ -460,7 +460,7 @@ def test_an_engine_that_was_set_back_is_noticed(serve: Any, guard: Any, caplog: 
     story.followed = False
     assert fetch("/items").status_code == 503
     assert story.items.count() == 1
-    assert "the engine was set back" in caplog.text
+    assert "the engine lost its data" in caplog.text
     assert Fence.objects.get().fence > 2**60
 
 

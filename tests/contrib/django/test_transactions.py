@@ -359,7 +359,7 @@ def test_what_was_committed_under_the_lease_is_told_as_it_is(
     serve(items=create)
     assert fetch("/items").status_code == 201
     assert items() == 1
-    assert "after its work was committed, the lease of 'create_item'" in caplog.text
+    assert "was committed before the lease of 'create_item'" in caplog.text
 
 
 def lose(request: Any) -> None:

@@ -209,7 +209,8 @@ class PerClient(Generic[F]):
         """Create the locks of a client, with options of ``from_client``."""
         if _pool_of(client) in self._known:
             raise ConfigurationError(
-                "the locks of this client exist already: call configure(client, ...) before the first"
+                "the locks of this client exist already: call configure(client, ...) before the first",
+                code="installation",
             )
         self.of(client, options)
 

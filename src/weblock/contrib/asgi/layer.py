@@ -26,6 +26,7 @@ from ...aio import AsyncLocks
 from ...errors import LeaseLost
 from ..kit import (
     BODY_WAIT,
+    SENT_TOO_EARLY,
     ClientGone,
     Problem,
     answers,
@@ -213,7 +214,10 @@ class _Exchange(NamedTuple):
             if isinstance(error, BaseExceptionGroup) and error.subgroup(ClientGone):
                 _, failed = error.split(_is_of_a_client_that_left)
                 if failed:
-                    logger.warning("a request whose client has left failed", exc_info=failed)
+                    logger.warning(
+                        "a request failed after its client had left [weblock.request_failed]",
+                        exc_info=failed,
+                    )
                 error = ClientGone()
             # Starlette wraps an error that an application inside the application has answered.
             known = error.__cause__ if isinstance(error, RuntimeError) else error
@@ -221,11 +225,17 @@ class _Exchange(NamedTuple):
                 gone = problem_of(error)
             elif ended_well and isinstance(error, RuntimeError):
                 # As by a ``break`` out of an async generator that yields inside ``anyio.fail_after``.
-                logger.warning("a request has left a cancel scope of anyio open", exc_info=error)
+                logger.warning(
+                    "a request left a cancel scope of anyio open [weblock.request_failed]",
+                    exc_info=error,
+                )
             elif not request.interrupted:
                 raise
             elif not isinstance(known, asyncio.CancelledError | LeaseLost):
-                logger.warning("a request whose lease was lost failed", exc_info=error)
+                logger.warning(
+                    "a request failed after its lease was lost [weblock.request_failed]",
+                    exc_info=error,
+                )
         finally:
             request.over = True
             if request.leases:
@@ -242,7 +252,7 @@ class _Exchange(NamedTuple):
 
     async def answer_loss(self, loss: LeaseLost) -> None:
         if self.outbox.sent:
-            logger.error("a response was sent before it was known that the %s", loss)
+            logger.error(SENT_TOO_EARLY, loss.message)
             await self._close_websocket(loss)
         elif self.outbox.promises or self.request.interrupted:
             await self._answer_problem(loss)

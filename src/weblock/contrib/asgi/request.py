@@ -307,6 +307,7 @@ def request_locks(scope: Scope | None = None) -> AsyncRequestLocks:
         raise ConfigurationError(
             "weblock serves no request here. Call weblock.contrib.fastapi.install(app) once, where you"
             " create the application; if you use LockMiddleware instead, add a rule that matches this"
-            " request. Outside a request, use locks.hold(...)."
+            " request. Outside a request, use locks.hold(...).",
+            code="installation",
         )
     return found

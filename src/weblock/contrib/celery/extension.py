@@ -62,7 +62,8 @@ class WebLock:
         if self._app is not None or app in installed:
             raise ConfigurationError(
                 f"weblock is installed in the application {app.main!r:.80} already: install it once, and"
-                " give each application a WebLock of its own"
+                " give each application a WebLock of its own",
+                code="installation",
             )
         self._app = app
         installed[app] = lambda: self.locks
@@ -108,7 +109,9 @@ class WebLock:
     def _configured(self) -> tuple[Wanted, LocksOptions]:
         """Return what to open. Raises ``ConfigurationError`` for a setting or an option that cannot work."""
         if self._app is None:
-            raise ConfigurationError("this WebLock has no application: call locks.init_app(app)")
+            raise ConfigurationError(
+                "this WebLock has no application: call locks.init_app(app)", code="installation"
+            )
         conf: Any = self._app.conf
         names = [found[1].lower() for name in conf if (found := _SETTING.fullmatch(name))]
         given = {name: conf[f"weblock_{name}"] for name in names}
@@ -130,7 +133,7 @@ def _refuse_unlocked(app: Celery) -> None:
             if refusal := _refusal(app, task):
 
                 def run(*_args: object, **_kwargs: object) -> NoReturn:
-                    raise ConfigurationError(refusal)
+                    raise ConfigurationError(refusal, code="not_locked")
 
                 task.run = run
             super().__setitem__(name, task)
@@ -165,7 +168,7 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
     app.loader.import_default_modules()  # As a worker does.
     for name, task in sorted(app.tasks.items()):
         if refusal := _refusal(app, task):
-            yield ConfigurationError(refusal)
+            yield ConfigurationError(refusal, code="not_locked")
         elif isinstance(task, LockedTask) and task.lock is not None:
             try:
                 spec, locks = spec_of(task), locks_for(task)

@@ -66,7 +66,8 @@ def locks_for(task: Task) -> Locks:
     if task.app not in installed:
         raise ConfigurationError(
             f"task {task.name} has a lock, and its application {task.app.main!r:.80} has no"
-            ' locks: call weblock.contrib.celery.WebLock(app, "redis://...") where the app is made'
+            ' locks: call weblock.contrib.celery.WebLock(app, "redis://...") where the app is made',
+            code="installation",
         )
     return installed[task.app]()
 
@@ -320,7 +321,7 @@ class Running(RequestLeases[Lease]):
             result = self._work(functools.partial(work, *args, **kwargs), keys, spec.options)
         except BaseException as error:
             if loss := drive(self.release()):
-                error.add_note(f"meanwhile, the {loss}")
+                error.add_note(f"in addition, the {loss}")
             raise
         else:
             if loss := drive(self.release()):
@@ -493,6 +494,7 @@ def lease_of() -> Lease:
     current = innermost(Running)
     if current is None or current.lease is None:
         raise ConfigurationError(
-            'no task holds a lock here: give the task one, @app.task(lock="invoice:{0}")'
+            'no task holds a lock here: give the task one, @app.task(lock="invoice:{0}")',
+            code="no_lease",
         )
     return current.lease

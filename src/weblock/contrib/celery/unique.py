@@ -52,6 +52,8 @@ class AlreadyQueued(WeblockError):
         remaining: Seconds until the key is free at the latest, unless a worker renews its lease.
     """
 
+    code = "already_queued"
+
     def __init__(self, key: str, *, task_id: str | None, remaining: float) -> None:
         by = f"task {task_id}" if task_id else "something other than a task"
         super().__init__(

@@ -92,7 +92,7 @@ def warn_of_transaction(acquired: Event) -> None:
         logger.warning(
             "the lock of %.200r is acquired inside a transaction on the database %r. If it is"
             " released before the COMMIT, the next holder does not see what is written: put atomic()"
-            " inside the lock, or acquire it with hold_until_commit",
+            " inside the lock, or acquire it with hold_until_commit [weblock.inside_transaction]",
             acquired.key,
             alias,
         )
@@ -150,13 +150,15 @@ def hold_until_end(
         raise ConfigurationError(
             f"hold_until_commit{tuple(keys)!r:.80} needs a transaction on the database {using!r}, which"
             f" has none here: put it into transaction.atomic(using={using!r}), name the database of the"
-            " transaction with using=, or hold the keys with locks[...].hold(...)"
+            " transaction with using=, or hold the keys with locks[...].hold(...)",
+            code="no_transaction",
         )
     if not connection.commit_on_exit:
         raise ConfigurationError(
             f"hold_until_commit{tuple(keys)!r:.80} needs a transaction that atomic() ends, and that of"
             f" the database {using!r} was begun by set_autocommit(False), or with AUTOCOMMIT off:"
-            " set_autocommit(True) would commit it unchecked. Leave AUTOCOMMIT on"
+            " set_autocommit(True) would commit it unchecked. Leave AUTOCOMMIT on",
+            code="no_transaction",
         )
     level = str(connection.isolation_level) if connection.vendor == "mysql" else "read committed"
     if connection.vendor == "postgresql":
@@ -167,7 +169,8 @@ def hold_until_end(
         raise ConfigurationError(
             f"hold_until_commit{tuple(keys)!r:.80} comes too late in a transaction at the isolation level"
             f" {level!r}, which does not see what the last holder has committed: use READ COMMITTED, or"
-            " acquire the lock before the transaction"
+            " acquire the lock before the transaction",
+            code="inside_transaction",
         )
     limit = terms_of(own, options).limit
     held = {
@@ -212,7 +215,8 @@ def prepare_connections(request: HttpRequest) -> None:
             " its class that serves the request, not on one that this method calls. For an"
             " operation of django-ninja, or a function below @api_view, write a rule instead:"
             f" {{'view': {view!r}, 'methods': [{request.method!r}], 'key': ...}} in RULES. Without"
-            " ATOMIC_REQUESTS, put atomic() inside the lock, and leave AUTOCOMMIT on"
+            " ATOMIC_REQUESTS, put atomic() inside the lock, and leave AUTOCOMMIT on",
+            code="inside_transaction",
         )
     for connection in connections.all(initialized_only=True):
         watch(connection)
@@ -285,7 +289,8 @@ def _execute(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> A
             raise ConfigurationError(
                 f"while a lock is held, the database {connection.alias!r} is written in a transaction"
                 " that set_autocommit(False) began, or with AUTOCOMMIT off: set_autocommit(True) would"
-                " commit it unchecked. Use transaction.atomic(), and leave AUTOCOMMIT on"
+                " commit it unchecked. Use transaction.atomic(), and leave AUTOCOMMIT on",
+                code="unchecked_commit",
             )
         if is_guarded and not in_atomic:
             if checked and checked.has_committed and connections[connection.alias] is connection:
@@ -295,7 +300,8 @@ def _execute(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> A
             raise ConfigurationError(
                 f"under a guard, {text!r:.100} is refused outside of a transaction, where it would commit"
                 f" unchecked: put it into transaction.atomic(using={connection.alias!r}), which is for"
-                f" connections[{connection.alias!r}] and not for a copy() of it"
+                f" connections[{connection.alias!r}] and not for a copy() of it",
+                code="unchecked_commit",
             )
     return execute(sql, params, many, context)
 
@@ -320,11 +326,12 @@ def _check(connection: Any, checked: ViewLeases | None) -> None:
                 return
             # The keeper logs all other losses.
             logger.error(  # noqa: TRY400 - where it was raised is plain
-                "the transaction on the database %r is rolled back, since the view ended its lease"
-                " before the COMMIT, which others must not overtake (%s). Leave the release to"
-                " @lock, or end the lease in transaction.on_commit of the database that commits last",
+                "the transaction on the database %r is rolled back, because the view ended its lease"
+                " before the COMMIT (%s). Leave the release to @lock, or end the lease in"
+                " transaction.on_commit of the database that commits last"
+                " [weblock.released_before_commit]",
                 connection.alias,
-                error,
+                error.message,
             )
         # Atomic turns autocommit on in any case, which commits on SQLite and MySQL; and for errors
         # that are not the database's, it does not roll back before.
@@ -419,7 +426,8 @@ class Guard:
                 if not connection.settings_dict["AUTOCOMMIT"]:
                     raise ConfigurationError(
                         f"the database {alias!r} has AUTOCOMMIT off: GUARD commits by itself before"
-                        " the work begins, and needs it on"
+                        " the work begins, and needs it on",
+                        code="unchecked_commit",
                     )
                 may_sweep = not connection.in_atomic_block  # That of a TestCase.
                 with _unchecked():
@@ -536,7 +544,8 @@ def refuse_split_reads() -> None:
                     raise ConfigurationError(
                         f"DATABASE_ROUTERS sends the reads of {model.__name__} to {read!r} and its writes"
                         f" to {written!r}, so that a view would read rows inside its lock that are out of"
-                        f" date: put {LOCKED_READS!r} first into DATABASE_ROUTERS"
+                        f" date: put {LOCKED_READS!r} first into DATABASE_ROUTERS",
+                        code="stale_rows",
                     )
     finally:
         is_locked.reset(token)

@@ -207,7 +207,8 @@ class ViewSpec(IdempotencySpec):
         """Insert the answer, as the last statement of the transaction, or have it rolled back."""
         if not isinstance(response, HttpResponseBase):
             raise ConfigurationError(
-                f"an idempotent() view returned {shown(response)}: it must return an HttpResponse"
+                f"an idempotent() view returned {shown(response)}: it must return an HttpResponse",
+                code="idempotency",
             )
         raised = getattr(response, "exception", False)  # Django REST framework has handled it.
         stored = None
@@ -253,7 +254,8 @@ class ViewSpec(IdempotencySpec):
     def _refusal(self, why: str) -> ConfigurationError:
         return ConfigurationError(
             f"the database {self.using!r} of an idempotent() view {why}. Its work must be committed together"
-            " with its answer"
+            " with its answer",
+            code="idempotency",
         )
 
 

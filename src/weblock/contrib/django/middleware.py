@@ -95,7 +95,8 @@ class _Layer:
             raise ConfigurationError(
                 "weblock's LockMiddleware stands before middleware that is not async, so that under"
                 " ASGI requests would wait in threads, and maybe in the one that the holder needs:"
-                " put it last into MIDDLEWARE"
+                " put it last into MIDDLEWARE",
+                code="not_locked",
             )
         try:
             await held.take_all(wanted, values)
@@ -200,7 +201,8 @@ def lock(
         if more or url or not callable(view):  # A request is served.
             raise ConfigurationError(
                 f"{wanted!r} was called to serve a request. @lock without a key takes the view for a"
-                ' function that makes keys: write @lock("create_item")'
+                ' function that makes keys: write @lock("create_item")',
+                code="not_locked",
             )
         if isinstance(view, type):
             raise TypeError(
@@ -243,7 +245,8 @@ def lease_of(request: HttpRequest) -> Lease:
     if isinstance(found, Lease):
         return found
     raise ConfigurationError(
-        "lease_of was asked in an async view, whose lease is awaited: take async_lease_of"
+        "lease_of was asked in an async view, whose lease is awaited: take async_lease_of",
+        code="no_lease",
     )
 
 
@@ -253,7 +256,8 @@ def async_lease_of(request: HttpRequest) -> AsyncLease:
     if isinstance(found, AsyncLease):
         return found
     raise ConfigurationError(
-        "async_lease_of was asked in a view that is not async: take lease_of, which needs no await"
+        "async_lease_of was asked in a view that is not async: take lease_of, which needs no await",
+        code="no_lease",
     )
 
 
@@ -262,7 +266,8 @@ def _shown(request: HttpRequest) -> object:
     if found is None:
         raise ConfigurationError(
             f"the request to {request.path!r:.100} holds no lock: put @lock on its view, or write a"
-            " rule for it"
+            " rule for it",
+            code="no_lease",
         )
     return found
 
@@ -347,7 +352,8 @@ async def _work(
         response.close()
         raise ConfigurationError(
             f"{view.func!r} is no async function, but returns a coroutine, which would run without its lock:"
-            " put @lock on the async function itself"
+            " put @lock on the async function itself",
+            code="not_locked",
         )
     held.prove(wanted)
     return response

@@ -154,7 +154,9 @@ class ViewLeases(RequestLeases[BaseLease]):
                 response = instead
             elif is_whole:
                 logger.error(
-                    "a response is sent although, after its work was committed, the %s", loss
+                    "a response reports success, because its work was committed before the %s"
+                    " [weblock.loss_unreported]",
+                    loss.message,
                 )
         return self.timed(response) if is_whole else response
 
@@ -398,7 +400,8 @@ class RequestLocks:
             raise ConfigurationError(
                 f"acquire{keys!r:.80} needs at least one key and a running request. Put"
                 " weblock.contrib.django.middleware.LockMiddleware last into MIDDLEWARE. Outside a"
-                f" request, use locks[{self._alias!r}].hold(...)."
+                f" request, use locks[{self._alias!r}].hold(...).",
+                code="installation",
             )
         return held, ViewLock.of([lambda _request: keys], options, guard, alias=self._alias)
 
@@ -445,6 +448,7 @@ def hold_until_commit(
         raise ConfigurationError(
             f"WEBLOCK[{alias!r}] has GUARD, whose fences are committed before the transaction begins:"
             " hold_until_commit needs another alias without it, or use request_locks() before the"
-            " transaction"
+            " transaction",
+            code="no_transaction",
         )
     hold_until_end(connections[using], locks[alias], in_order(keys), options)

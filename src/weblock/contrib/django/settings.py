@@ -171,7 +171,7 @@ def _of_alias(alias: str) -> AliasSettings:
         try:
             url = url_of_database(url, django_settings.DATABASES)
         except ConfigurationError as error:
-            raise ConfigurationError(f"WEBLOCK[{alias!r}] {error}") from error
+            raise ConfigurationError(f"WEBLOCK[{alias!r}] {error.message}") from error
     options: Any = {name.lower(): given[name] for name in OPTIONS if name in given}
     if "observers" in options:
         options["observers"] = _observers(alias, options["observers"])
@@ -339,7 +339,8 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
                 options["observers"] = observers
                 made = self._made[given.identity] = self._face.from_url(given.url, **options)
             except ConfigurationError as error:
-                raise ConfigurationError(f"WEBLOCK[{given.alias!r}]: {error}") from error
+                text = f"WEBLOCK[{given.alias!r}]: {error.message}"
+                raise ConfigurationError(text, code=error.code) from error
             return made
 
     def __iter__(self) -> Iterator[str]:

@@ -99,7 +99,8 @@ class ViewLock(LockSpec):
                     there = ", ".join(map(repr, values)) or "nothing"
                     raise ConfigurationError(
                         f"lock({template.text!r}) needs {source.name!r} of the URL, which gives the view"
-                        f" {there}: {request.path!r:.100}"
+                        f" {there}: {request.path!r:.100}",
+                        code="missing_value",
                     )
             return found
 
@@ -138,7 +139,8 @@ def refuse_key_functions(lock: ViewLock) -> ViewLock:
         except TypeError as error:
             raise ConfigurationError(
                 f"key function {name_of(function)}{signature} is called with the request alone ({error}):"
-                " read parts of the URL from request.resolver_match.kwargs"
+                " read parts of the URL from request.resolver_match.kwargs",
+                code="key_function",
             ) from error
     return lock
 
@@ -494,7 +496,7 @@ def _view_rule(label: str, entry: Any, alias: str) -> ViewRule:
             _lock(entry, alias),
         )
     except ConfigurationError as error:
-        raise ConfigurationError(f"{label}: {error}") from error
+        raise ConfigurationError(f"{label}: {error.message}", code=error.code) from error
 
 
 def _lock(entry: Mapping[str, Any], alias: str) -> ViewLock | None:

@@ -95,7 +95,8 @@ def _wanted(name: str, source: Source, template: KeyTemplate, dependant: Any) ->
             if source.kind != "path" and each.parameter.name.lower() == source.name.lower():
                 raise ConfigurationError(
                     f"lock({template.text!r}) needs {{{source.kind}.{source.name}}}, which requests"
-                    f" send under its alias: write {{{source.kind}.{each.name}}}"
+                    f" send under its alias: write {{{source.kind}.{each.name}}}",
+                    code="missing_value",
                 )
         return Wanted(name, source, None)
     # A key is made of one of them, and the work may use another: with the text of an audit, 7 and 07 are
@@ -110,7 +111,8 @@ def _wanted(name: str, source: Source, template: KeyTemplate, dependant: Any) ->
                 f" {other}, so that one thing could have two keys. Declare it with the same type,"
                 f" constraints, default and alias in both, or give lock() a key function that"
                 f" declares it as the work does. If one of them is a plain str, and the other an int"
-                f" or a UUID, {{{name}:int}} or {{{name}:uuid}} in the key makes them agree"
+                f" or a UUID, {{{name}:int}} or {{{name}:uuid}} in the key makes them agree",
+                code="ambiguous_value",
             )
     chosen = min(unclear or found, key=lambda each: each.is_text)
     info = chosen.parameter.field_info
@@ -121,7 +123,8 @@ def _wanted(name: str, source: Source, template: KeyTemplate, dependant: Any) ->
         raise ConfigurationError(
             f"lock({template.text!r}) needs one value for {{{name}}}, under one name and the same"
             f" whenever it is read, but {chosen}. Write a key function that declares it so, or has a"
-            " dependency that does, and give that to lock() instead of the template"
+            " dependency that does, and give that to lock() instead of the template",
+            code="ambiguous_value",
         )
     return Wanted(name, Source(source.kind, str(chosen.name)), chosen.parameter)
 
@@ -250,7 +253,8 @@ def values_for(
             value = path[source.name]
         else:  # Of a route that was not there at the start, where this is checked.
             raise ConfigurationError(
-                f"lock({template.text!r}) needs {source.name!r}, which the path does not have"
+                f"lock({template.text!r}) needs {source.name!r}, which the path does not have",
+                code="missing_value",
             )
         if parameter:
             text, errors = value, ()

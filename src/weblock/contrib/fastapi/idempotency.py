@@ -118,7 +118,8 @@ class IdempotentDependency(IdempotencySpec):
             why = "it is used twice in a route" if exchange else "weblock was not installed before"
             raise ConfigurationError(
                 f"idempotent() cannot serve {request.method} {request.scope['path']:.100}: {why}. Call"
-                " install(app), and add its routes before the application starts"
+                " install(app), and add its routes before the application starts",
+                code="idempotency",
             )
         asked = self.asked(
             caller=caller,

@@ -61,30 +61,30 @@ def check_keys(routes: Sequence[Any]) -> None:
         for lock in found.locks:
             if _order_of(lock, found.route.dependant).startswith(EARLY):
                 logger.warning(
-                    "%s: %r is acquired before authentication, so that anonymous requests wait for it, and"
-                    " fill its queue: put the authentication in front of the lock, in the decorator's"
-                    " dependencies or the parameters",
+                    "%s: %r is acquired before authentication, so anonymous requests can wait for it and"
+                    " fill its queue: put the authentication before the lock, in the decorator's"
+                    " dependencies or the parameters [weblock.before_authentication]",
                     *(found, lock),
                 )
-        for text, never_works in (*_faults_of_once(found), *_faults(found)):
-            if never_works:
-                raise ConfigurationError(text)
-            logger.warning("%s", text)
+        for fault in (*_faults_of_once(found), *_faults(found)):
+            if fault.code != "url_spelling":
+                raise fault
+            logger.warning("%s", fault)
 
 
-def _faults_of_once(found: LockingRoute) -> Iterator[tuple[str, bool]]:
+def _faults_of_once(found: LockingRoute) -> Iterator[ConfigurationError]:
     if found.once and found.is_websocket:
         text = "is idempotent(), but a websocket has no response that could be stored: use it for HTTP requests"
-        yield f"{found} {text}", True
+        yield ConfigurationError(f"{found} {text}")
     elif found.once:
         try:
             refuse_safe(found.route.methods or (), str(found))
         except ConfigurationError as error:
-            yield str(error), True
+            yield error
 
 
-def _faults(found: LockingRoute) -> Iterator[tuple[str, bool]]:
-    """Return what is wrong with the locks of a route, each with whether it can never work."""
+def _faults(found: LockingRoute) -> Iterator[ConfigurationError]:
+    """Return what is wrong with the locks of a route. A lock with the code ``url_spelling`` can work."""
     for function in (each for lock in found.locks for each in lock.functions):
         for name, parameter in signature_of(function).parameters.items():
             if parameter.annotation is parameter.default and name not in found.parameters:
@@ -93,13 +93,13 @@ def _faults(found: LockingRoute) -> Iterator[tuple[str, bool]]:
                     " FastAPI reads from the query string. Declare what it is, as in"
                     " def key(request: Request) -> str"
                 )
-                yield text, True
+                yield ConfigurationError(text, code="key_function")
     for template in (each for lock in found.locks for each in lock.templates):
         lock, path = f"{found}: lock({template.text!r})", found.parameters
         try:
             wanted = wanted_of(template, found.route.dependant)
         except ConfigurationError as error:
-            yield f"{found}: {error}", True
+            yield ConfigurationError(f"{found}: {error.message}", code=error.code)
             continue
         converters = dict(zip(template.names, template.converters, strict=True))
         for name, source, declared in (each for each in wanted if each.source.kind == "path"):
@@ -110,7 +110,7 @@ def _faults(found: LockingRoute) -> Iterator[tuple[str, bool]]:
                     f" {', '.join(map(repr, path)) or 'none'}; {{query.{sent}}} would be a query"
                     f" parameter, and {{header.{sent}}} a header"
                 )
-                yield text, True
+                yield ConfigurationError(text, code="missing_value")
             elif not says_its_type and isinstance(path[sent], StringConvertor | None):
                 text = (
                     f"{lock} is made of {sent!r} as the URL spells it: '7' and '07' would be two locks."
@@ -118,7 +118,7 @@ def _faults(found: LockingRoute) -> Iterator[tuple[str, bool]]:
                     f" {{{name}:int}}, {{{name}:uuid}} or {{{name}:lower}} in the key; {{{name}:str}}"
                     " says that each spelling is another thing"
                 )
-                yield text, False
+                yield ConfigurationError(text, code="url_spelling")
 
 
 def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
@@ -134,7 +134,8 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
     for found in routes:
         if (found.locks or found.once) and not locks:
             yield ConfigurationError(
-                f"{found} locks, but weblock is not installed: call install(app)"
+                f"{found} locks, but weblock is not installed: call install(app)",
+                code="installation",
             )
         if not (found.locks or found.once):
             yield Locked(str(found))
@@ -147,9 +148,8 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
             guard = DATABASE_GUARD if lock in guarded else LEASE_GUARD
             order = _order_of(lock, dependant)
             yield Locked(str(found), lock.keys, lock.said, locks, guard, order)
-        yield from (
-            ConfigurationError(text) for text, _ in (*_faults_of_once(found), *_faults(found))
-        )
+        yield from _faults_of_once(found)
+        yield from _faults(found)
 
 
 def _serving(

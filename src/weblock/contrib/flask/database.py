@@ -70,7 +70,8 @@ class Database:
             raise ConfigurationError(
                 "the guard in the database is for the db.session of Flask-SQLAlchemy, which this"
                 " application does not have: install it, or leave the guard off and call"
-                " weblock.contrib.sqlalchemy.guard(session, lease_of(), fence=True) in the view"
+                " weblock.contrib.sqlalchemy.guard(session, lease_of(), fence=True) in the view",
+                code="unsuitable_guard",
             )
         return wanted
 
@@ -139,7 +140,8 @@ def _guard_new(session: Any) -> None:
         if (joined := request.environ.get(JOINED)) and not joined.ended:
             raise ConfigurationError(
                 "an idempotent view uses a second db.session, which cannot be committed together with its"
-                " answer: leave out db.session.remove(), and other application contexts"
+                " answer: leave out db.session.remove(), and other application contexts",
+                code="idempotency",
             )
         for lease, wait in request.environ.get(_GUARDED, ()):
             guard(session, lease, fence=True, wait=wait)

@@ -103,7 +103,8 @@ class WebLock:
         refuse_other_application(app, Flask)
         if NAME in app.extensions:
             raise ConfigurationError(
-                f"weblock is installed in the application {app.name!r:.80} already: install it once"
+                f"weblock is installed in the application {app.name!r:.80} already: install it once",
+                code="installation",
             )
         if "WEBLOCK" in app.config:  # As in Django's settings; it would be ignored.
             raise ConfigurationError(
@@ -231,7 +232,8 @@ class WebLock:
         if not (keys and has_request_context()):
             raise ConfigurationError(
                 f"acquire{keys!r:.80} needs at least one key and a running request. Outside a request,"
-                " use locks.locks.hold(...)."
+                " use locks.locks.hold(...).",
+                code="installation",
             )
         lease = acquire({LockSpec.of([lambda: keys], options, guard): in_order(keys)})
         assert lease is not None
@@ -306,7 +308,8 @@ def _refuse_late_settings(found: Installed) -> None:
     if late:
         raise ConfigurationError(
             f"{', '.join(PREFIX + name.upper() for name in late)} changed in app.config after weblock was"
-            " installed, and has no effect: set it before WebLock(app) or locks.init_app(app)"
+            " installed, and has no effect: set it before WebLock(app) or locks.init_app(app)",
+            code="installation",
         )
 
 

@@ -57,7 +57,8 @@ def installed() -> Installed:
     if not isinstance(found, Installed):
         raise ConfigurationError(
             f"weblock is not installed in the application {current_app.name!r:.80}: call"
-            " locks.init_app(app) where it is made"
+            " locks.init_app(app) where it is made",
+            code="installation",
         )
     return found
 
@@ -103,7 +104,8 @@ def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str,
             raise ConfigurationError(
                 f"lock({template.text!r}) wants the view's argument {source.name!r}; there is"
                 f" {', '.join(map(repr, values)) or 'none'}. {{query.{source.name}}} would be a"
-                f" query parameter, and {{header.{source.name}}} a header"
+                f" query parameter, and {{header.{source.name}}} a header",
+                code="missing_value",
             )
     query, headers = query_of(request.environ), headers_of(request.environ)
     return request_values(template, path=values, query=query, headers=headers)
@@ -142,7 +144,8 @@ def lease_of() -> Lease:
     lease = request.environ.get(LEASE_KEY)
     if not isinstance(lease, Lease):
         raise ConfigurationError(
-            f"the request to {request.path!r:.100} holds no lock: put @locks.lock on its view"
+            f"the request to {request.path!r:.100} holds no lock: put @locks.lock on its view",
+            code="no_lease",
         )
     return lease
 
@@ -180,7 +183,8 @@ def refuse_unlocked(installed: Installed) -> None:
             raise ConfigurationError(
                 f"{view.__qualname__} is served without its lock: put {ours} below the"
                 " decorator of its route, next to the function. If this route needs no lock, put"
-                f" {ours} on another function, which calls this one"
+                f" {ours} on another function, which calls this one",
+                code="not_locked",
             )
 
 
@@ -228,7 +232,8 @@ def refuse_unfillable(installed: Installed) -> None:
                     names = ", ".join(map(repr, sorted(there))) or "none"
                     raise ConfigurationError(
                         f"{rule.rule}: {what} wants the view's argument {name!r}; there is {names}."
-                        f" {{query.{name}}} would be a query parameter, and {{header.{name}}} a header"
+                        f" {{query.{name}}} would be a query parameter, and {{header.{name}}} a header",
+                        code="missing_value",
                     )
 
 

@@ -31,7 +31,7 @@ from .input import AHEAD, BODY_WAIT, Patience, seconds_or_none
 from .listing import Asked, Locked
 from .middleware import RuleMiddleware, Rules
 from .once import Execution, Idempotent, parts_of
-from .output import ENDED_HERE, Output
+from .output import ENDED_HERE, SENT_TOO_EARLY, Output
 from .problems import ClientGone, Problem, Rewrite, answers, checked, problem_of
 from .rules import Match, Rule, RuleSet, methods_of
 from .settings import Wanted, configured, opened, refuse_other_application, shown
@@ -50,6 +50,7 @@ __all__ = [
     "BODY_WAIT",
     "ENDED_HERE",
     "LONGEST_LABEL",
+    "SENT_TOO_EARLY",
     "Asked",
     "Book",
     "ClientGone",

@@ -279,7 +279,7 @@ class RequestLeases(Generic[L]):
                 loss = error
             except Exception:  # The others are to be released all the same.
                 keys = [unqualified(each.key) for each in holdings]
-                logger.exception("the lease of %s was not released", keys)
+                logger.exception("the lease of %s was not released [weblock.not_released]", keys)
         self._acquired.clear()
         self.leases.clear()
         return loss
@@ -287,7 +287,8 @@ class RequestLeases(Generic[L]):
     def _has_ended(self) -> ConfigurationError:
         return ConfigurationError(
             "this request has ended: what outlives it holds its locks by itself, with hold() of the"
-            " locks themselves"
+            " locks themselves",
+            code="closed",
         )
 
 
@@ -330,7 +331,9 @@ def watch_sessions() -> None:
             from ..sqlalchemy.sessions import watch
         except ConfigurationError as error:
             logger.warning(
-                "rows that are read before a lock are not read again inside it: %s", error
+                "rows that are read before a lock are not read again inside it: %s"
+                " [weblock.stale_rows]",
+                error.message,
             )
         else:
             watch()
@@ -378,7 +381,9 @@ async def to_its_end(
         error = None if task.cancelled() else task.exception()
         if error:
             # Of the work, not the cancellation that is handled here.
-            logger.error("a request failed after it was cancelled", exc_info=error)  # noqa: TRY400
+            logger.error(  # noqa: TRY400
+                "a request failed after it was cancelled [weblock.request_failed]", exc_info=error
+            )
         raise
     finally:
         for variable, value in context.items():

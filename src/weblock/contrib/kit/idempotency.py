@@ -276,7 +276,8 @@ class IdempotencySpec(LockSpec):
         if not is_plain or caller == "":
             raise ConfigurationError(
                 f"{name_of(self.caller)}, the caller= of idempotent(), returned a {type(caller).__name__}:"
-                " return the id of the user, as a string, an int or a UUID, and answer 401 if there is none"
+                " return the id of the user, as a string, an int or a UUID, and answer 401 if there is none",
+                code="idempotency",
             )
         return ("caller", canonical(caller))
 
@@ -320,7 +321,8 @@ def body_consumed(instead: str) -> ConfigurationError:
     """Return the error about a request whose body is not there any more."""
     return ConfigurationError(
         "idempotent() cannot tell two requests apart, because something has read their body as a stream"
-        f" before: use {instead}"
+        f" before: use {instead}",
+        code="idempotency",
     )
 
 
@@ -438,7 +440,10 @@ class Answers:
             with transaction():
                 self._execute(sql, {"now": int(time.time())})
         except self._failures:
-            logger.warning("expired answers of idempotent requests were not deleted", exc_info=True)
+            logger.warning(
+                "expired answers of idempotent requests were not deleted [weblock.answers_not_deleted]",
+                exc_info=True,
+            )
 
 
 _FINDING: Final = """

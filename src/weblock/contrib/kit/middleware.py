@@ -49,7 +49,8 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
         try:
             found = app.rules.find(asked.method, asked.path, root_path=app.root_path)
         except StrangePath as error:
-            yield ConfigurationError(f"{asked.method} {asked.path} is refused with 400: {error}")
+            text = f"{asked.method} {asked.path} is rejected with 400: {error.message}"
+            yield ConfigurationError(text, code=error.code)
             return
         rules = [found.rule] if found else []
     names = {id(rule): name for name, rule in app.rules.named}

@@ -212,8 +212,9 @@ class Execution:
         if self._is_long and not self._spec.reported:
             self._spec.reported.append(self._asked.request)
             logger.error(
-                "the answer to %s was not kept, so that it is executed again if it is sent again: it has"
-                " more than max_body=%d bytes, or is a file. Return a shorter response",
+                "the answer to %s was not stored, so the request is executed again if it is sent again:"
+                " the answer has more than max_body=%d bytes, or is a file. Return a shorter response"
+                " [weblock.answer_not_stored]",
                 *(self._asked.request, self._spec.max_body),
             )
         if self._is_long or not self._is_complete:
@@ -235,6 +236,7 @@ class Execution:
             pass  # The layer responds with it, when it has released.
         except EngineUnavailable as failure:
             logger.error(  # noqa: TRY400 - it has no traceback that helps
-                "the answer to %s was not kept, so that it is executed again if it is sent again: %s",
-                *(self._asked.request, failure),
+                "the answer to %s was not stored, so the request is executed again if it is sent again:"
+                " %s [weblock.answer_not_stored]",
+                *(self._asked.request, failure.message),
             )

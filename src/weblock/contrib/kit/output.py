@@ -23,6 +23,10 @@ LIMIT: Final = 1024 * 1024
 STREAMS_AFTER: Final = 1.0
 """Seconds from its first part after which a response that goes on is taken for a stream."""
 
+SENT_TOO_EARLY: Final = (
+    "a response had already been sent when weblock detected that the %s [weblock.loss_unreported]"
+)
+
 ENDED_HERE: Final = frozenset({"released", "handed_over"})
 """The reasons of leases that the application itself has ended."""
 

@@ -151,37 +151,35 @@ def answers(
 
 def _problem_of(error: BaseException | None) -> Problem | None:
     if isinstance(error, IdempotencyKeyInvalid):
-        missing, header = error.missing, error.header
+        header = error.header
         return Problem(
             HTTPStatus.BAD_REQUEST.value,
-            "idempotency_key_missing" if missing else "idempotency_key_invalid",
-            f"{header} is missing" if missing else f"{header} is malformed",
+            error.code,
+            f"{header} is missing" if error.missing else f"{header} is malformed",
             f"This operation requires the header {header}. Its value is a new random string, such as"
             " a UUID, for each operation, and the same string when the request is sent again.",
         )
-    found = next((_OF_ERRORS[kind] for kind in _OF_ERRORS if isinstance(error, kind)), None)
-    if found is None:
+    kind = next((kind for kind in _OF_ERRORS if isinstance(error, kind)), None)
+    if kind is None:
         return None
-    status, code, title, detail = found
+    status, title, detail = _OF_ERRORS[kind]
     retry_after: int | None = None
     if isinstance(error, LockTimeout | EngineRecovering | TooManyAnswers):
         retry_after = min(LONGEST_RETRY_AFTER, max(1, math.ceil(error.retry_after or 0)))
     elif isinstance(error, EngineUnavailable | AnswersUnavailable):
         retry_after = ENGINE_RETRY_AFTER
     headers = {"Retry-After": str(retry_after)} if retry_after else {}
-    return Problem(status.value, code, title, detail, headers)
+    return Problem(status.value, kind.code, title, detail, headers)
 
 
-_OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str, str]]] = {
+_OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str]]] = {
     LockTimeout: (
         HTTPStatus.CONFLICT,
-        "lock_timeout",
         "The resource is busy",
         "Another request that must not overlap with this one is running. Try again shortly.",
     ),
     EngineRecovering: (
         HTTPStatus.SERVICE_UNAVAILABLE,
-        "engine_recovering",
         "The lock service is recovering",
         (
             "It was started just now, and grants nothing while earlier requests may still be running."
@@ -190,19 +188,16 @@ _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str, str]]] = 
     ),
     EngineUnavailable: (
         HTTPStatus.SERVICE_UNAVAILABLE,
-        "engine_unavailable",
         "The lock service is unavailable",
         "It is not known whether the resource is free. Try again later.",
     ),
     LeaseLost: (
         HTTPStatus.SERVICE_UNAVAILABLE,
-        "lease_lost",
         "The lock was lost while the request was served",
         "It is not certain what was done. Check before you try again.",
     ),
     StrangePath: (
         HTTPStatus.BAD_REQUEST,
-        "strange_path",
         "The path can be read in more than one way",
         (
             "Send it in its usual form: with single slashes, without dot segments and control characters,"
@@ -211,7 +206,6 @@ _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str, str]]] = 
     ),
     InvalidKey: (
         HTTPStatus.BAD_REQUEST,
-        "invalid_key",
         "The request names something that cannot be locked",
         (
             "The part of the URL, the header or the body that names it is missing, empty, repeated,"
@@ -220,25 +214,21 @@ _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str, str]]] = 
     ),
     BodyTimeout: (
         HTTPStatus.REQUEST_TIMEOUT,
-        "body_timeout",
         "The request took too long to arrive",
         "Its body did not arrive in time. Send it again, without pauses.",
     ),
     BodyTooLong: (
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        "body_too_long",
         "The body of the request is too long",
         "This operation is executed once for each idempotency key, and accepts no body of this length.",
     ),
     CallerUnknown: (
         HTTPStatus.FORBIDDEN,
-        "caller_unknown",
         "It is not known who sends the request",
         "This operation requires a user, because its idempotency keys belong to users. Log in first.",
     ),
     IdempotencyKeyReused: (
         HTTPStatus.UNPROCESSABLE_ENTITY,
-        "idempotency_key_reused",
         "The idempotency key was used for another request",
         (
             "A request with this key had another query or body. Send the same request again, or use a"
@@ -247,7 +237,6 @@ _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str, str]]] = 
     ),
     AnswersUnavailable: (
         HTTPStatus.SERVICE_UNAVAILABLE,
-        "answers_unavailable",
         "The store of answers is unavailable",
         (
             "It is not known whether this request was served before, so nothing was done."
@@ -256,7 +245,6 @@ _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str, str]]] = 
     ),
     TooManyAnswers: (
         HTTPStatus.TOO_MANY_REQUESTS,
-        "too_many_answers",
         "Too many idempotency keys",
         (
             "The answers to so many earlier requests are stored for you that nothing was done."
@@ -264,4 +252,4 @@ _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str, str]]] = 
         ),
     ),
 }
-"""The status, code, title and detail of each error; a subclass precedes its base class."""
+"""The status, title and detail of each error; a subclass precedes its base class."""

@@ -213,7 +213,8 @@ def keys_made_by(function: Callable[..., object], made: object) -> list[CheckedK
     if len(keys) < len(given):
         raise ConfigurationError(
             f"key function {name_of(function)} returned {made!r:.80}: a key is a string, several are a"
-            " list of strings, and None locks nothing"
+            " list of strings, and None locks nothing",
+            code="key_function",
         )
     warn_of_templates([key for key in texts if "{" in key])
     return keys

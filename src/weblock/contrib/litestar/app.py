@@ -127,7 +127,9 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
     for what, handler, names in _handlers(app, asked):
         locks = locks_of(handler)
         if locks and own is None:
-            yield ConfigurationError(f"{what} locks, but the application is no LockedLitestar")
+            yield ConfigurationError(
+                f"{what} locks, but the application is no LockedLitestar", code="installation"
+            )
         if asked and not locks:
             yield Locked(what)
         for each in locks:
@@ -137,7 +139,8 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
                     if source.kind == "path" and source.name not in names:
                         yield ConfigurationError(
                             f"{what} has no path parameter {source.name!r} for {each!r}: it has"
-                            f" {', '.join(map(repr, names)) or 'none'}"
+                            f" {', '.join(map(repr, names)) or 'none'}",
+                            code="missing_value",
                         )
 
 

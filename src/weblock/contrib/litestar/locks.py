@@ -85,7 +85,8 @@ def lock(*keys: str | KeyFunction, **options: Unpack[HoldOptions]) -> Lock:
         if inspect.iscoroutinefunction(function):
             raise ConfigurationError(
                 f"key function {name_of(function)} is async: write a plain function, or call"
-                " `await request_locks().acquire(key)` in the handler"
+                " `await request_locks().acquire(key)` in the handler",
+                code="key_function",
             )
     return made
 
@@ -99,7 +100,8 @@ def lease_of(connection: Connection) -> RequestLease:
     if not isinstance(lease, RequestLease):
         raise ConfigurationError(
             f"the request to {connection.scope['path']!r:.100} holds no lock: add lock(...) to the guards"
-            " of its handler"
+            " of its handler",
+            code="no_lease",
         )
     return lease
 

@@ -106,7 +106,8 @@ def guard(
     if fence and has_begun(target):
         raise ConfigurationError(
             "guard(..., fence=True) was given a session with an open transaction, which may have"
-            " read outdated rows: guard it before its first use, or roll it back first"
+            " read outdated rows: guard it before its first use, or roll it back first",
+            code="stale_rows",
         )
     _Guard(target, lease, marks_of(lease) if fence else None, wait)
 
@@ -204,7 +205,8 @@ class _Guard:
                         "this session is guarded with another lease of"
                         f" {unqualified(mark.key)!r:.200}: make a session for each lease, and if two"
                         " engines hold the same key, give one of them a namespace= of its own, for a key"
-                        " has one row in the database"
+                        " has one row in the database",
+                        code="unsuitable_guard",
                     )
             self._get_bind: Callable[..., Engine | Connection] = session.get_bind
             session.get_bind = self.get_bind  # type: ignore[method-assign]
@@ -227,7 +229,8 @@ class _Guard:
         if isinstance(bind, Connection):
             raise ConfigurationError(
                 "guard(..., fence=True) needs a session that is bound to an engine, not to a"
-                " connection, whose transaction may be older than the lease"
+                " connection, whose transaction may be older than the lease",
+                code="stale_rows",
             )
         told = _told.setdefault(bind, OrderedDict())
         for mark in self._marks:
@@ -256,7 +259,8 @@ class _Guard:
             if commits_by_itself(connection):
                 raise ConfigurationError(
                     "guard(..., fence=True) was given a session whose statements commit by themselves"
-                    ' (isolation_level="AUTOCOMMIT"), before they could be checked'
+                    ' (isolation_level="AUTOCOMMIT"), before they could be checked',
+                    code="unchecked_commit",
                 )
             event.listen(connection, "before_cursor_execute", self.seen)
             _guards_on.setdefault(connection, set()).add(self)

@@ -277,7 +277,8 @@ class OneTransaction:
 
 def _refusal(why: str) -> ConfigurationError:
     return ConfigurationError(
-        f"the session of an idempotent request {why}. Its work must be committed together with its answer"
+        f"the session of an idempotent request {why}. Its work must be committed together with its answer",
+        code="idempotency",
     )
 
 

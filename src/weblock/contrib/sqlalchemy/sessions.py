@@ -217,6 +217,7 @@ def sessions_of(book: Book) -> list[Session]:
                 "a request waits for a lock while a database connection of its own has an open"
                 " transaction: what it has read is outdated inside the lock, and no other request can"
                 " use the connection. Acquire the lock before the connection, or end its transaction"
+                " [weblock.inside_transaction]"
             )
     return found
 
@@ -276,7 +277,7 @@ def _attached(_session: Session, instance: object) -> None:
         _warn_once(
             "an object of %s, which is detached from the session that loaded it, was added to a session"
             " inside a lock. If it was loaded before the lock, it is outdated: load it inside the lock, by"
-            " the session that writes it",
+            " the session that writes it [weblock.stale_rows]",
             type(instance).__qualname__,
         )
 
@@ -308,7 +309,7 @@ def _leaving(lease: BaseLease) -> None:
                 " until its COMMIT, the next holder reads the old rows. Acquire the key with"
                 " request_locks().acquire() (in Flask: the acquire() of WebLock), or commit while the lock"
                 " is held (in an idempotent request, session.commit() does not commit: acquire the lock"
-                " before the session is used)",
+                " before the session is used) [weblock.released_before_commit]",
                 lease.key,
             )
 
@@ -370,7 +371,8 @@ def _refusal(
 ) -> ConfigurationError:
     return ConfigurationError(
         f"a lock is acquired inside a transaction that {state}. A transaction that has only read is"
-        f" ended before the request waits, but this one cannot be: {remedy}"
+        f" ended before the request waits, but this one cannot be: {remedy}",
+        code="inside_transaction",
     )
 
 
@@ -422,6 +424,6 @@ def _warn_if_other(session: Session, reads: Engine | None, writes: Engine | None
         _warn_once(
             "%s.get_bind sends reads to %s and writes to %s. A replica may lag behind: inside a lock it"
             " returns outdated rows, and updates are lost. Use a session for locked requests that reads from"
-            " the database that it writes to",
+            " the database that it writes to [weblock.stale_rows]",
             *(type(session).__qualname__, repr(reads.url), repr(writes.url)),
         )

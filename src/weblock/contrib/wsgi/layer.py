@@ -12,7 +12,7 @@ import errno
 import time
 from collections.abc import Callable, Iterable, Iterator
 from http.client import responses
-from typing import Any, Final, Self
+from typing import Any, Self
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from ..._options import Duration
@@ -23,6 +23,7 @@ from ...errors import LeaseLost
 from ...sync import Locks
 from ..kit import (
     BODY_WAIT,
+    SENT_TOO_EARLY,
     ClientGone,
     Output,
     Problem,
@@ -37,8 +38,6 @@ Headers = list[tuple[str, str]]
 
 Answer = Callable[[BaseException], WSGIApplication | None]
 """Returns the application that responds to an error; ``None`` if the error is not weblock's."""
-
-SENT_TOO_EARLY: Final = "a response was sent before it was known that the %s"
 
 
 def status_line(status: int) -> str:
@@ -121,7 +120,7 @@ class RequestLayer:
         else:
             answer = None
             if work.loss and outbox.sent:
-                logger.error(SENT_TOO_EARLY, work.loss)
+                logger.error(SENT_TOO_EARLY, work.loss.message)
             elif work.loss and outbox.promises:  # It would report success after a loss.
                 answer = self._answer(work.loss)
             if answer is None:
@@ -289,7 +288,7 @@ class Work:
         token = part_of.set(self._request.book.flow)
         try:
             if loss := self._end():
-                logger.error(SENT_TOO_EARLY, loss)
+                logger.error(SENT_TOO_EARLY, loss.message)
         except ClientGone as gone:
             raise _left() from gone
         finally:

@@ -95,7 +95,8 @@ def request_locks(environ: WSGIEnvironment | None = None) -> RequestLocks:
         raise ConfigurationError(
             "weblock serves no request here. In Flask, call weblock.contrib.flask.WebLock(app) where you"
             " create the application; with a LockMiddleware, add a rule that matches this request."
-            " Outside a request, use locks.hold(...)."
+            " Outside a request, use locks.hold(...).",
+            code="installation",
         )
     return found
 

@@ -94,7 +94,7 @@ def open_engine(url: str) -> FileEngine:
     )  # A worker repeats no warning.
     if found.level is not Level.OK and is_new and not checks.told:
         checks.told.append(found.text)
-        logger.warning("%s %s", found.text, found.remedy)
+        logger.warning("%s %s [weblock.container]", found.text, found.remedy)
     return engine
 
 
@@ -223,7 +223,7 @@ class FileEngine(Engine):
     def _open(self) -> OpenDirectory:
         with self._opening:
             if self._closed:
-                raise ConfigurationError(f"{self.name} has been closed")
+                raise ConfigurationError(f"{self.name} has been closed", code="closed")
             if self._opens:  # A signal handler has interrupted this thread below.
                 raise EngineUnavailable(self.name, "its own thread is opening it")
             try:

@@ -83,7 +83,9 @@ class Directory:
                 )
             else:
                 raise
-            raise ConfigurationError(f"{self.path}/{name} {fault}") from error
+            raise ConfigurationError(
+                f"{self.path}/{name} {fault}", code="lock_directory"
+            ) from error
         if stat.S_IMODE(os.fstat(fd).st_mode) != 0o600:  # The umask took away too much.
             os.fchmod(fd, 0o600)
         return fd
@@ -100,7 +102,8 @@ class Directory:
         if written not in ("", FORMAT):
             raise ConfigurationError(
                 f"{self.path} was written by another version of weblock ({written[:20]!r}, and this one"
-                f" writes {FORMAT!r}): let all processes run the same version, or name another directory"
+                f" writes {FORMAT!r}): let all processes run the same version, or name another directory",
+                code="other_format",
             )
 
     def is_at(self, path: str) -> bool:
@@ -141,7 +144,8 @@ def _open_private(path: str) -> int:
         what = "it is no directory of its own" if odd else error.strerror
         raise ConfigurationError(
             f"the lock directory {path} cannot be used: {what}; name one that can be made or"
-            " written: file:///path/to/locks"
+            " written: file:///path/to/locks",
+            code="lock_directory",
         ) from error
     found, kind = os.fstat(fd), file_system_of(path)
     mode = stat.S_IMODE(found.st_mode)
@@ -166,7 +170,7 @@ def _open_private(path: str) -> int:
         )
     if reason:
         os.close(fd)
-        raise ConfigurationError(reason)
+        raise ConfigurationError(reason, code="lock_directory")
     return fd
 
 

@@ -170,7 +170,8 @@ class Receiver(LocalBells):
             ended.set()
             logger.warning(
                 "%s is reached through a pooler, where LISTEN does not work: a waiter gets a key up to a"
-                " second after its release. For faster hand-overs, give the address of the server itself",
+                " second after its release. For faster hand-overs, use the address of the server itself"
+                " [weblock.no_notifications]",
                 self._settings.name,
             )
             return

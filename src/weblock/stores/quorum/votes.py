@@ -159,8 +159,9 @@ class Clocks:
         if behind > APART and server not in self._warned:
             self._warned.add(server)
             logger.warning(
-                "the clock of %s is %.0f s behind that of %s: if that server loses its data,"
-                " fences may go back by as much. Have a time server set both clocks",
+                "the clock of %s is %.0f s behind the clock of %s: if that server loses its data,"
+                " fences might decrease by as much. Synchronize both clocks with a time server"
+                " [weblock.clock_behind]",
                 *(self._names[server], behind, self._names[foremost]),
             )
 

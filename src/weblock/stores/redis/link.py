@@ -40,7 +40,10 @@ Outcome = Any
 INCOMPLETE: Final = object()
 """What a reader returns for a reply that has not come to its end."""
 
-NOT_RUNG: Final = "those who wait for locks cannot be rung, and look once a second instead: %s"
+NOT_RUNG: Final = (
+    "callers that wait for locks get no notifications, and poll once a second instead: %s"
+    " [weblock.no_notifications]"
+)
 
 
 class Errors(DefaultParser):  # type: ignore[valid-type,misc]  # It is one of two classes.

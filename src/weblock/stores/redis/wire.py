@@ -349,7 +349,8 @@ class Wire:
             return ConfigurationError(
                 f"{self._name} has locks in the format {other!r:.20}, and this version of weblock reads and"
                 f" writes the format {FORMAT!r}: stop all that lock here for the longest ttl, and delete"
-                f" the keys that start with {self._layout.prefix}:"
+                f" the keys that start with {self._layout.prefix}:",
+                code="other_format",
             )
         unavailable = EngineUnavailable(self._name, explained(outcome))
         unavailable.__cause__ = None if isinstance(outcome, Unfit) else outcome

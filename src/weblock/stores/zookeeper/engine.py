@@ -63,7 +63,8 @@ class ZooKeeperEngine(Engine):
                 raise EngineUnavailable(self.name, "its own thread is opening it")
             if self._session and self._session.ended:
                 logger.warning(
-                    "the ZooKeeper client of %s failed, and is being restarted", self.name
+                    "the ZooKeeper client of %s failed and is restarted [weblock.thread_failed]",
+                    self.name,
                 )
                 self._session.close(patience=0)
                 self._session = None

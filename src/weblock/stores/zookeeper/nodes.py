@@ -64,7 +64,8 @@ def content_of(data: bytes) -> Content:
     except (ValueError, TypeError) as error:
         raise ConfigurationError(
             f"a node in ZooKeeper contains {data[:40]!r}, which is no lease of weblock: stop all processes"
-            " that lock there, and delete it"
+            " that lock there, and delete it",
+            code="other_format",
         ) from error
 
 

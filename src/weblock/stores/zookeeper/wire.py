@@ -134,7 +134,8 @@ class Wire:
                 raise ConfigurationError(
                     f"{self._engine.name} keeps leases in the format {found[0][:20]!r} (the content of"
                     f" {session.keys}), and this version of weblock reads and writes the format {VERSION!r}:"
-                    " run the same version in all processes, or name another node in the URL"
+                    " run the same version in all processes, or name another node in the URL",
+                    code="other_format",
                 )
             session.checked = True
         return session

@@ -61,5 +61,6 @@ def refuse_guard(guard: object, options: Mapping[str, object]) -> None:
         raise ConfigurationError(f"guard={guard!r:.80}: give 'lease', 'database' or None")
     if guard == DATABASE_GUARD and (options.get("shared") or options.get("limit", 1) != 1):
         raise ConfigurationError(
-            "the guard in the database needs an exclusive lease: leave out limit= and shared=, or the guard"
+            "the guard in the database needs an exclusive lease: leave out limit= and shared=, or the guard",
+            code="unsuitable_guard",
         )

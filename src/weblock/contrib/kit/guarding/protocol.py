@@ -48,6 +48,8 @@ class FenceLocked(LockTimeout):
     nothing may begin before: the database was waited for, up to the guard's limit.
     """
 
+    code = "fence_locked"
+
     def __init__(self, key: str, *, wait: float) -> None:
         super().__init__(key, wait=wait)
         self.args = (
@@ -165,7 +167,8 @@ def marks_of(lease: BaseLease) -> list[Mark]:
             raise ConfigurationError(
                 f"the database can be the referee of an exclusive lease only, and"
                 f" {unqualified(each.key)!r:.200} is held with limit= or shared=True: leave that out, or"
-                " the guard (guard=, fence=True)"
+                " the guard (guard=, fence=True)",
+                code="unsuitable_guard",
             )
     marks = [
         Mark(
@@ -208,8 +211,9 @@ def beginning(mark: Mark) -> Generator[Statement, Any, None]:
             raise
         if stale.newest > mark.fence:
             logger.warning(
-                "the engine's fence of %.200r is %d, but the database knows fence %d: the engine was"
-                " set back, by a flush or an older backup. The database counts on from its own",
+                "the engine's fence of %.200r is %d, but the database has fence %d: the engine lost its"
+                " data, or was restored from an older backup. The database continues with its own"
+                " fences [weblock.fence_behind]",
                 *(unqualified(mark.key), mark.fence, stale.newest),
             )
         yield from raising(mark.after(stale.newest))

@@ -79,7 +79,8 @@ def refuse_commit(sql: str) -> ConfigurationError:
         f"under a guard, {sql!r:.100} is refused, because it ends the transaction by itself, before"
         " the guard could check it: commit through the session, the connection or atomic(), and run"
         " statements that commit by themselves (on MySQL and MariaDB these are also DDL, TRUNCATE,"
-        " CALL, LOCK TABLES and SET autocommit) outside of the guarded section"
+        " CALL, LOCK TABLES and SET autocommit) outside of the guarded section",
+        code="unchecked_commit",
     )
 
 

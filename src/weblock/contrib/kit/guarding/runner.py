@@ -121,5 +121,5 @@ class Runner:
                 raise FenceLocked(unqualified(mark.key), wait=self.wait) from error
             remedies = {Trouble.NO_TABLE: self.no_table, Trouble.NO_RIGHT: sql.NO_RIGHT}
             if trouble in remedies:
-                raise ConfigurationError(remedies[trouble]) from error
+                raise ConfigurationError(remedies[trouble], code="missing_table") from error
             raise

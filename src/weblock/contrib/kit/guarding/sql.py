@@ -98,7 +98,8 @@ def dialect_of(name: str, *, wait: float = LOCK_WAIT) -> Dialect:
     if name not in _DIALECTS:
         raise ConfigurationError(
             f"the guard in the database knows {', '.join(_DIALECTS)}, not {name!r:.40}: leave it"
-            " off for that database"
+            " off for that database",
+            code="unsuitable_guard",
         )
     found = _DIALECTS[name]
     raising = found.raising.format(milliseconds=f"{1000 * wait:.0f}", seconds=round(wait))

@@ -100,7 +100,8 @@ class Rule:
         if missing := sorted(self.parameters - self.path.names):
             raise ConfigurationError(
                 f"key {key!r} needs the path parameter {missing[0]!r}, but"
-                f" {self.path.text} has {', '.join(sorted(self.path.names)) or 'none'}"
+                f" {self.path.text} has {', '.join(sorted(self.path.names)) or 'none'}",
+                code="missing_value",
             )
 
     def takes(self, method: str) -> bool:
@@ -166,7 +167,8 @@ def _named_by(function: KeyFunction, path: Path) -> frozenset[str]:
     if inspect.iscoroutinefunction(function):
         raise ConfigurationError(
             f"key function {name_of(function)} is async: write a plain function, or call"
-            " `await request_locks(scope).acquire(key)` in the application"
+            " `await request_locks(scope).acquire(key)` in the application",
+            code="key_function",
         )
     values = dict.fromkeys(path.names)
     try:
@@ -178,7 +180,8 @@ def _named_by(function: KeyFunction, path: Path) -> frozenset[str]:
         raise ConfigurationError(
             f"key function {name_of(function)} cannot be called for {path.text}: {error}. It is given the"
             f" path parameters that it names, of {', '.join(sorted(path.names)) or 'none'}, and scope (ASGI)"
-            " or environ (WSGI)"
+            " or environ (WSGI)",
+            code="key_function",
         ) from error
     return frozenset(wanted)
 

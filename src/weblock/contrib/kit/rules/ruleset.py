@@ -220,4 +220,4 @@ def _rule(label: str, entry: object) -> Rule:
     try:
         return Rule(path, **fields)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{label}: {error}") from error
+        raise ConfigurationError(f"{label}: {error.message}", code=error.code) from error
