@@ -30,6 +30,7 @@ from starlette.middleware.sessions import SessionMiddleware
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import shared_postgres
 from tests.support.events import Heard
+from tests.support.http import client_of
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, ConfigurationError
 from weblock.contrib.fastapi import idempotent, install, lock, request_locks
@@ -693,6 +694,60 @@ async def test_rows_read_before_the_lock_are_read_again(shop):
     await shop.post("/orders")
     assert (await shop.post("/reads")).status_code == 200
     assert seen == [1]
+
+
+async def test_the_engine_stores_answers_for_work_in_another_database(url):
+    """When the request's dependencies have ended: what was raised, or not committed, is executed again."""
+    app, ran, commits = FastAPI(), Counter(), []
+    install(app, url)
+    once = Depends(idempotent(caller=user, store="engine", header="X-Key"))
+
+    def commit():
+        yield
+        commits.append(1)
+        if len(commits) == 1:
+            raise ZeroDivisionError
+
+    @app.post("/orders/{how}", dependencies=[once, Depends(commit)])
+    def create(how: str, background: BackgroundTasks) -> Any:
+        ran[how] += 1
+        if how != "creates":  # A response with tasks does not wait for the end of dependencies.
+            background.add_task(ran.update, [f"after {how}"])
+        if how == "raises":
+            raise HTTPException(422)
+        if how == "streams":
+            return StreamingResponse(iter(["x" * 40_000] * 2))
+        return JSONResponse({"ran": ran[how]}, 422 if how == "rejects" else 201)
+
+    headers = {"X-User": "anna", "X-Key": "k1"}
+    async with client_of(app) as client:
+
+        async def post(how: str) -> tuple[int, str | None]:
+            answer = await client.post(f"/orders/{how}", headers=headers)
+            return answer.status_code, answer.headers.get("idempotency-replayed")
+
+        assert [await post("creates") for _ in range(3)] == [
+            (500, None),
+            (201, None),
+            (201, "true"),
+        ]
+        assert [await post("rejects") for _ in range(2)] == [(422, None), (422, "true")]
+        assert [await post("raises") for _ in range(2)] == [(422, None)] * 2
+        assert [await post("streams") for _ in range(2)] == [(200, None)] * 2
+        assert (await client.post("/orders/creates", headers=headers, params={"a": 1})).json()[
+            "code"
+        ] == "idempotency_key_reused"
+    assert ran["creates"] == ran["raises"] == ran["streams"] == 2
+    assert ran["rejects"] == ran["after rejects"] == 1
+    unfit = FastAPI()
+    install(unfit, "noop://")
+    unfit.post("/orders", dependencies=[once])(user)
+    with pytest.raises(ConfigurationError, match=r'idempotent\(store="engine"\) keeps answers'):
+        async with client_of(unfit, raises=True) as client:
+            await client.post("/orders")
+    for wrong in ({"session": user}, {"max_body": 65537}, {"store": "redis"}):
+        with pytest.raises(ConfigurationError, match=r"store=|max_body="):
+            idempotent(**{"caller": user, "store": "engine", **wrong})
 
 
 def test_what_cannot_work_is_rejected_when_the_application_starts(url):

@@ -21,6 +21,7 @@ from ..kit import (
     opened,
     parts_of,
 )
+from ..kit.idempotency import Answer
 from .answers import ProblemResponse
 from .layer import RequestLayer
 from .protocol import App, Message, Receive, Scope, Send
@@ -133,15 +134,9 @@ class LockMiddleware(RuleMiddleware[App]):
             )
             execution = Execution(self.texts, spec, asked)
             if answer := await execution.begin(of_rules.hold):
-                fields = [
-                    (name.encode("latin-1"), text.encode("latin-1"))
-                    for name, text in answer.headers
-                ]
-                start = {"type": "http.response.start", "status": answer.status, "headers": fields}
-                await send(start)
-                await send({"type": "http.response.body", "body": answer.body})
+                await send_answer(send, answer.replayed)
                 return
-            receive, send = _again(body, receive), functools.partial(_note, execution, send)
+            receive, send = _again(body, receive), functools.partial(note, execution, send)
         if keys:
             await of_rules.hold(keys, found.rule.lock.options)
         await self.app(scope, receive, send)
@@ -172,7 +167,14 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-async def _note(execution: Execution, send: Send, message: Message) -> None:
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Send a kept answer."""
+    headers = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in answer.headers]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+async def note(execution: Execution, send: Send, message: Message) -> None:
     """Send a message of the application, and note what belongs to its answer."""
     if message["type"] == "http.response.start":
         headers = message.get("headers", ())

@@ -7,9 +7,9 @@ other middleware sees an ordinary response, each time.
 
 import inspect
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Unpack
+from typing import Annotated, Any, Final, Literal, Unpack
 
 import anyio
 from fastapi import (
@@ -19,24 +19,28 @@ from fastapi import (
     Header,
     HTTPException,
     Request,
-    Response,
     params,
 )
 from fastapi.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
+from ..._adapting import KeptTexts
+from ...aio import AsyncLocks
 from ...errors import ConfigurationError, LockTimeout, WeblockError
 from ..asgi import AsyncRequestLocks, request_locks
+from ..asgi.middleware import note, send_answer
 from ..asgi.protocol import App, Message, Receive, Scope, Send
 from ..asgi.request import SCOPE_KEY
-from ..kit import shown
+from ..kit import Execution, shown
 from ..kit.idempotency import (
+    Asked,
     IdempotencyOptions,
     IdempotencySpec,
     Replay,
     body_consumed,
     form_parts,
 )
+from ..kit.once import LONGEST, for_engine
 
 _EXCHANGE: Final = "weblock.exchange"
 """Where a scope has its ``_Exchange``."""
@@ -45,7 +49,8 @@ _EXCHANGE: Final = "weblock.exchange"
 def idempotent(
     *,
     caller: Callable[..., Any] | str,
-    session: Callable[..., Any],
+    session: Callable[..., Any] | None = None,
+    store: Literal["database", "engine"] = "database",
     **options: Unpack[IdempotencyOptions],
 ) -> "IdempotentDependency":
     """Return a dependency that gives the session of another, and executes each request once.
@@ -61,6 +66,9 @@ def idempotent(
             users are different. ``"anonymous"`` if all clients share their keys, and may read the answers of
             one another.
         session: The dependency that gives an SQLAlchemy ``Session`` or ``AsyncSession``.
+        store: ``"engine"`` stores the answer in the engine of the locks, for work in another kind of database:
+            without a session. It is stored when the work was committed, so that **a request is executed again
+            if its worker dies in between**. A response of more than ``max_body`` bytes (64 KiB) is sent, and not stored.
         **options: ``wait``, ``header``, ``keep``, ``max_answers`` and ``max_body``: see
             ``IdempotencyOptions``.
 
@@ -68,14 +76,26 @@ def idempotent(
         ConfigurationError: An option cannot work.
         TypeError: ``session`` is no dependency.
     """
-    for name, given in (("caller", caller), ("session", session)):
+    stores: object = store
+    if stores not in ("database", "engine") or (stores == "engine" and session):
+        raise ConfigurationError(
+            f'idempotent(store={stores!r:.80}) must be "database", with session=get_session, or "engine",'
+            " without a session"
+        )
+    if store == "engine":
+        options = {"max_body": LONGEST, **options}
+    for name, given in (
+        ("caller", caller),
+        *((("session", session),) if store == "database" else ()),
+    ):
         function: object = given
         if isinstance(function, params.Depends) or not (callable(function) or name == "caller"):
             raise TypeError(
                 f"idempotent({name}=...) takes the function of a dependency, not called and without Depends,"
                 f" and was given {shown(given)}: write idempotent(caller=current_user, session=get_session)"
             )
-    return IdempotentDependency.written(caller, session=session, **options)  # type: ignore[call-arg]
+    spec = IdempotentDependency.written(caller, session=session, **options)  # type: ignore[call-arg]
+    return spec if session else for_engine(spec)
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,7 +106,11 @@ class IdempotentDependency(IdempotencySpec):
     """
 
     session: Callable[..., Any] | None = None
-    """The dependency that gives the session."""
+    """The dependency that gives the session; without one, the engine stores the answers."""
+
+    def texts(self, locks: AsyncLocks) -> KeptTexts:
+        """Return where the engine keeps the answers. Raises ``ConfigurationError`` if it keeps none."""
+        return KeptTexts(locks, 'idempotent(store="engine")')
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -95,7 +119,8 @@ class IdempotentDependency(IdempotencySpec):
         needed: dict[str, Any] = {"request": Request, "background": BackgroundTasks, "key": key}
         if callable(self.caller):
             needed["caller"] = Annotated[Any, Depends(self.caller)]
-        needed["session"] = Annotated[Any, Depends(self.session)]
+        if self.session:
+            needed["session"] = Annotated[Any, Depends(self.session)]
         parameters = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind)
             for name, kind in needed.items()
@@ -108,13 +133,13 @@ class IdempotentDependency(IdempotencySpec):
         *,
         request: Request,
         background: BackgroundTasks,
-        session: Any,
+        session: Any = None,
         caller: object = None,
         key: str | None = None,  # noqa: ARG002 - it is there for OpenAPI, and read with others of its name
     ) -> AsyncIterator[Any]:
         """Give the session of a request that is to be executed. Raises ``Replay`` if one was before."""
         exchange: _Exchange | None = request.scope.get(_EXCHANGE)
-        if exchange is None or exchange.once:
+        if exchange is None or exchange.once or exchange.execution:
             why = "it is used twice in a route" if exchange else "weblock was not installed before"
             raise ConfigurationError(
                 f"idempotent() cannot serve {request.method} {request.scope['path']:.100}: {why}. Call"
@@ -130,6 +155,10 @@ class IdempotentDependency(IdempotencySpec):
         )
         locks, innermost = request_locks(request.scope), request.scope[SCOPE_KEY]
         innermost.hold_back(lambda: background.tasks)
+        if self.session is None:
+            async with self._kept_by_engine(exchange, request, asked):
+                yield None
+            return
         from ..sqlalchemy.idempotency import OneTransaction, session_of
         from ..sqlalchemy.sessions import end_reading_of, leave_as_read, read_all_again, run_with
 
@@ -161,6 +190,26 @@ class IdempotentDependency(IdempotencySpec):
             yield session
         except BaseException:
             await exchange.close()
+            raise
+        finally:
+            with anyio.CancelScope(shield=True):
+                await request.close()
+
+    @asynccontextmanager
+    async def _kept_by_engine(
+        self, exchange: "_Exchange", request: Request, asked: Asked
+    ) -> AsyncIterator[None]:
+        """Have a request executed in the block, and its answer kept when the application has ended."""
+        locks = request_locks(request.scope)
+        execution = Execution(self.texts(locks.locks), self, asked, keeps_errors=True)
+        if found := await execution.begin(locks.hold):
+            exchange.replay = Replay(found)
+            raise exchange.replay
+        exchange.execution = execution
+        try:
+            yield
+        except BaseException:
+            exchange.execution = None  # What was raised is not kept.
             raise
         finally:
             with anyio.CancelScope(shield=True):
@@ -222,6 +271,8 @@ def replaying(app: App, *, of: FastAPI, used_by: Callable[[FastAPI], bool]) -> A
         scope[_EXCHANGE] = exchange = _Exchange(receive, send)
         try:
             await app(scope, exchange.receive, exchange.send)
+            if exchange.execution:
+                await exchange.execution.end()
         except Exception as error:
             if exchange.replay is None:
                 # So Starlette wraps an error that is raised when the response is complete.
@@ -232,12 +283,7 @@ def replaying(app: App, *, of: FastAPI, used_by: Callable[[FastAPI], bool]) -> A
         finally:
             await exchange.close()
         if exchange.replay is not None:
-            again = exchange.replay.answer
-            response = Response(again.body, again.status)
-            response.raw_headers = [
-                (name.encode("latin-1"), value.encode("latin-1")) for name, value in again.headers
-            ]
-            await response(scope, receive, send)
+            await send_answer(send, exchange.replay.answer)
 
     return serve
 
@@ -247,6 +293,8 @@ class _Exchange:
 
     once: Any = None
     """The ``OneTransaction`` of an idempotent request."""
+    execution: Execution | None = None
+    """An idempotent request whose answer the engine keeps, when the application has ended."""
     run: Callable[..., Any]
     """Runs what uses the session, where the session may be used."""
     spec: IdempotencySpec
@@ -280,6 +328,9 @@ class _Exchange:
         """Keep a message back until the response is complete; the application's ``send``."""
         kind = message["type"]
         if self.replay is not None:
+            return
+        if self.execution:
+            await note(self.execution, self._send, message)
             return
         if self.once is not None and not self.once.ended:
             if kind == "http.response.start":

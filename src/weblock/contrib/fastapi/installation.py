@@ -83,7 +83,7 @@ def install(
         hold_back=hold_back,
         body_wait=body_wait,
         owns_locks=owned,
-        before_start=functools.partial(_before_start, app, answers),
+        before_start=functools.partial(_before_start, app, answers, locks),
         answer=answers.of,
     )
     # The innermost middleware: what it keeps back is not compressed, and has no cookies of a session.
@@ -95,8 +95,11 @@ def _executes_once(app: FastAPI) -> bool:
     return any(found.once for found in locking_routes(app.routes))
 
 
-def _before_start(app: FastAPI, answers: _Answers) -> None:
+def _before_start(app: FastAPI, answers: _Answers, locks: AsyncLocks) -> None:
     check_keys(app.routes)
+    for once in (each for found in locking_routes(app.routes) for each in found.once):
+        if once.session is None:
+            once.texts(locks)
     document(app, answers.problem_of)  # It may have been given another ``openapi`` since then.
     document_mounted(app.routes, answers.problem_of)
 

@@ -27,9 +27,9 @@ import inspect
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, Final, Required, Self
+from typing import Any, Final, Required, Self, TypeVar
 
 from ..._adapting import KeptTexts
 from ..._api import BaseLease
@@ -54,6 +54,11 @@ LONGEST: Final = 64 * 1024
 FORMAT: Final = 1
 """The version of the texts, which are JSON."""
 
+S = TypeVar("S", bound=IdempotencySpec)
+
+_reported: Final[set[IdempotencySpec]] = set()
+"""The specs of which it was logged that an answer is too long."""
+
 
 class Idempotent(IdempotencyOptions, total=False):
     """How the requests of a rule are executed once. ``max_body`` is 64 KiB, which is also the most."""
@@ -74,8 +79,6 @@ class RuleOnce(IdempotencySpec):
 
     max_body: int = LONGEST
     max_request: int = 1024 * 1024
-    reported: list[str] = field(default_factory=list, compare=False)
-    """The first request of which it was logged that its answer is too long."""
 
     @classmethod
     def of_rule(cls, given: object) -> Self:
@@ -88,19 +91,13 @@ class RuleOnce(IdempotencySpec):
             raise ConfigurationError(
                 f"idempotent= has {unknown[0]!r:.80}; there is {', '.join(Idempotent.__annotations__)}"
             )
-        spec = cls.written(**{"caller": None, **given})
+        spec = for_engine(cls.written(**{"caller": None, **given}))
         most: object = spec.max_request
         if type(most) is not int or most < 1:
             raise ConfigurationError(f"max_request={most!r:.80} must be a whole number from 1 on")
-        if spec.max_body > LONGEST:
-            raise ConfigurationError(
-                f"max_body={spec.max_body} is more than the {LONGEST} bytes that an engine keeps"
-            )
         if callable(spec.caller):
             _refuse_caller(spec.caller)
-        # Whatever is the default of the locks.
-        options: HoldOptions = {**spec.options, "limit": 1, "on_unavailable": "raise"}
-        return replace(spec, options=options)
+        return spec
 
     def asked_for(self, request: object, **facts: Any) -> Asked:
         """Return what a request asks for: its ``scope`` or ``environ``, and what ``asked`` needs.
@@ -116,6 +113,17 @@ class RuleOnce(IdempotencySpec):
         """Raise ``BodyTooLong`` for a request whose body has too many bytes."""
         if size > self.max_request:
             raise BodyTooLong(self.max_request)
+
+
+def for_engine(spec: S) -> S:
+    """Return a spec whose answers an engine keeps. Raises ``ConfigurationError`` if they can be too long."""
+    if spec.max_body > LONGEST:
+        raise ConfigurationError(
+            f"max_body={spec.max_body} is more than the {LONGEST} bytes that an engine keeps"
+        )
+    # Whatever is the default of the locks.
+    options: HoldOptions = {**spec.options, "limit": 1, "on_unavailable": "raise"}
+    return replace(spec, options=options)
 
 
 def _refuse_caller(caller: Callable[..., object]) -> None:
@@ -143,10 +151,16 @@ def parts_of(query: bytes, body: bytes, content_type: str) -> list[bytes]:
 
 
 class Execution:
-    """A request that is executed once."""
+    """A request that is executed once.
 
-    def __init__(self, texts: KeptTexts, spec: RuleOnce, asked: Asked) -> None:
+    With ``keeps_errors``, responses from 400 on were returned, and not raised, and some of them are kept.
+    """
+
+    def __init__(
+        self, texts: KeptTexts, spec: IdempotencySpec, asked: Asked, *, keeps_errors: bool = False
+    ) -> None:
         self._texts = texts
+        self._keeps_errors = keeps_errors
         self._spec = spec
         self._asked = asked
         (self._key,) = spec.keys_of(asked)
@@ -159,7 +173,7 @@ class Execution:
     async def begin(
         self, acquire: Callable[[Sequence[CheckedKey], HoldOptions], Awaitable[BaseLease]]
     ) -> Answer | None:
-        """Acquire the key. Return the answer to send; ``None`` if the request is to be executed.
+        """Acquire the key. Return the kept answer; ``None`` if the request is to be executed.
 
         Raises what ``acquire`` raises, ``EngineUnavailable``, ``IdempotencyKeyReused`` and ``TooManyAnswers``.
         """
@@ -183,7 +197,7 @@ class Execution:
             )
         self._spec.is_repeated(self._texts.locks, self._asked, kept["fingerprint"], busy)
         headers = [(name, value) for name, value in kept["headers"]]
-        return Answer(kept["status"], headers, base64.b64decode(kept["body"])).replayed
+        return Answer(kept["status"], headers, base64.b64decode(kept["body"]))
 
     def start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         """Note the beginning of a response, which replaces one before."""
@@ -202,15 +216,12 @@ class Execution:
         self._is_complete = True
 
     async def end(self) -> None:
-        """Keep the answer of an application that has ended, if its response is to be kept.
-
-        A middleware cannot see whether the application raised or returned an error, so it keeps none: a
-        request that was rejected is checked again.
-        """
-        if self._lease is None or self._status >= HTTPStatus.BAD_REQUEST or not self._status:
+        """Keep the answer of an application that has ended, if its response is to be kept."""
+        is_error = self._status >= HTTPStatus.BAD_REQUEST
+        if self._lease is None or not self._status or (is_error and not self._keeps_errors):
             return
-        if self._is_long and not self._spec.reported:
-            self._spec.reported.append(self._asked.request)
+        if self._is_long and not is_error and self._spec not in _reported:
+            _reported.add(self._spec)
             logger.error(
                 "the answer to %s was not stored, so the request is executed again if it is sent again:"
                 " the answer has more than max_body=%d bytes, or is a file. Return a shorter response"

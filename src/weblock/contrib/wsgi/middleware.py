@@ -113,7 +113,7 @@ class LockMiddleware(RuleMiddleware[WSGIApplication]):
                 return of_rules.hold(keys, options)
 
             if answer := drive(execution.begin(acquire)):
-                start_response(status_line(answer.status), list(answer.headers))
+                start_response(status_line(answer.status), list(answer.replayed.headers))
                 return [answer.body]
         if keys:
             of_rules.hold(keys, found.rule.lock.options)
