@@ -28,7 +28,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "weblock"
 HOME = "internals.py"
 """The name of the modules in which private names of other packages may stand."""
 
-PUBLIC = {"_asdict", "_meta"}
+PUBLIC = {"_asdict", "_fields", "_meta"}
 """Named tuples and Django document them, and keep them as they do public names."""
 
 

@@ -32,6 +32,8 @@ COMMANDS: Final = {
     "bench": "bench",
     "run": "run",
     "check": "check",
+    "answers": "answers",
+    "forget": "answers",
     "status": "status",
 }
 """The module of each command, in the order of ``--help``. It is imported when it is needed."""

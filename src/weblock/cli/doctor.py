@@ -12,6 +12,7 @@ from .. import ConfigurationError, EngineRecovering, EngineUnavailable, Locks, L
 from .._adapting import place_of
 from .._engines import engine_for
 from .._platform.logs import printable
+from .._requirements import require
 from ..stores.findings import Finding, Level, problem, warning
 from . import Code
 from .app import Session, command, pass_session
@@ -148,12 +149,24 @@ def ping_command(session: Session) -> None:
 
 
 @command("ddl")
+@click.option(
+    "--answers",
+    type=click.Choice(["postgresql", "mysql", "sqlite"]),
+    help="Instead, the table of answers to idempotent requests, in a database of this kind (mysql: also MariaDB).",
+)
 @pass_session
-def ddl_command(session: Session) -> None:
+def ddl_command(session: Session, answers: str | None) -> None:
     """Prints the SQL that creates the table of a postgresql:// engine.
 
     Connects to nothing. Pipe it to psql, or put it into a migration.
     """
+    if answers:
+        require("weblock ddl --answers", "sqlalchemy")
+        from ..contrib.sqlalchemy.answers import answers_ddl
+
+        sql = answers_ddl(answers)
+        session.say(sql, {"ddl": sql})
+        return
     urls = session.urls()
     engine = engine_for(urls[0]) if len(urls) == 1 else None
     ddl = engine.ddl() if engine else None

@@ -113,6 +113,17 @@ class Answer(NamedTuple):
         return self._replace(headers=[*self.headers, (REPLAYED, "true")])
 
 
+class Stored(NamedTuple):
+    """What operators see of a stored answer."""
+
+    digest: str
+    caller: str
+    idempotency_key: str
+    request: str
+    status: int
+    expires_at: float
+
+
 class Replay(Exception):
     """The request was executed before: ``answer`` is to be sent instead."""
 
@@ -339,6 +350,23 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+@contextmanager
+def reading_answers(failures: tuple[type[Exception], ...], remedy: str) -> Iterator[None]:
+    """Say what the errors of a database mean: ``AnswersUnavailable``, or ``ConfigurationError`` without the table."""
+    try:
+        yield
+    except WeblockError:  # Some are errors of connections as well.
+        raise
+    except failures as error:
+        if trouble_of(error) is Trouble.NO_TABLE:
+            raise ConfigurationError(
+                f"the database has no table {ANSWERS}, in which idempotent() stores answers: {remedy}"
+            ) from error
+        raise AnswersUnavailable(
+            f"the database did not return the stored answer: {error}"
+        ) from error
+
+
 class Answers:
     """The stored answers in a database of the application.
 
@@ -367,21 +395,9 @@ class Answers:
         self._remedy = remedy
         self._expired = False
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[None]:
         """Raise ``AnswersUnavailable`` if the database does not answer in the block, so that nothing runs."""
-        try:
-            yield
-        except WeblockError:  # Some are errors of connections as well.
-            raise
-        except self._failures as error:
-            if trouble_of(error) is Trouble.NO_TABLE:
-                raise ConfigurationError(
-                    f"the database has no table {ANSWERS}, in which idempotent() stores answers: {self._remedy}"
-                ) from error
-            raise AnswersUnavailable(
-                f"the database did not return the stored answer: {error}"
-            ) from error
+        return reading_answers(self._failures, self._remedy)
 
     def find(self, busy: LockTimeout | None = None) -> Answer | None:
         """Return the stored answer to a request, also if another one with its key is ``busy``.

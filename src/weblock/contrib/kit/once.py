@@ -35,6 +35,7 @@ from ..._adapting import KeptTexts
 from ..._api import BaseLease
 from ..._options import HoldOptions
 from ..._platform.logs import logger
+from ..._runtime.blocking import drive
 from ...errors import (
     BodyTooLong,
     CallerUnknown,
@@ -45,11 +46,15 @@ from ...errors import (
     TooManyAnswers,
 )
 from ...keys import CheckedKey, signature_of
-from .idempotency import Answer, Asked, IdempotencyOptions, IdempotencySpec
+from ...sync import Locks
+from .idempotency import Answer, Asked, IdempotencyOptions, IdempotencySpec, Stored
 from .spec import name_of
 
 LONGEST: Final = 64 * 1024
 """Bytes of a body that an engine keeps, at most."""
+
+SEARCHED: Final = 100_000
+"""How many answers of an engine are searched for an idempotency key, at most."""
 
 FORMAT: Final = 1
 """The version of the texts, which are JSON."""
@@ -148,6 +153,24 @@ def parts_of(query: bytes, body: bytes, content_type: str) -> list[bytes]:
         return [query, body]
     separator = boundary.partition(";")[0].strip().strip('"').encode("latin-1", "replace")
     return [query, *(body.split(b"--" + separator) if separator else [body])]
+
+
+class KeptAnswers:
+    """The answers in the engine of some locks, for operators. Raises ``ConfigurationError`` if it keeps none."""
+
+    def __init__(self, locks: Locks) -> None:
+        self._texts = KeptTexts(locks, "weblock answers")
+
+    def all(self, limit: int, key: str | None = None) -> Sequence[Stored]:
+        """Return answers that have not expired, or those with an idempotency key."""
+        texts = drive(self._texts.all(limit if key is None else SEARCHED))
+        kept = [json.loads(text) for _, text in texts]
+        found = [Stored(*(each[name] for name in Stored._fields)) for each in kept]
+        return [each for each in found if key in (None, each.idempotency_key)][:limit]
+
+    def forget(self, answer: Stored) -> bool:
+        """Remove an answer, and return whether there was one."""
+        return drive(self._texts.forget(f"idempotency:{answer.digest}", answer.caller))
 
 
 class Execution:

@@ -125,7 +125,7 @@ class OneTransaction:
         name = "mariadb" if getattr(engine.dialect, "is_mariadb", False) else engine.dialect.name
         failures = DBAPIError, PoolTimeout, OSError
         self._answers = Answers(
-            spec, asked, locks, name, self._execute, failures=failures, remedy=_NO_TABLE
+            spec, asked, locks, name, self._execute, failures=failures, remedy=NO_TABLE
         )
 
     @property
@@ -289,7 +289,7 @@ _ROLLED_BACK: Final = (
     " a full disk on SQLite: let that error leave the endpoint, so that the client can retry"
 )
 
-_NO_TABLE: Final = (
+NO_TABLE: Final = (
     "add it to your metadata with weblock.contrib.sqlalchemy.answer_table(metadata), and create it with metadata.create_all(engine) or a"
     " migration"
 )
