@@ -339,13 +339,6 @@ class TestKeeping:
             assert locks.cached(key, lambda: "ours", expiry=LONG, cache=client) == "ours"
         client.close()
 
-    def test_deleting_it_has_it_computed_anew(self, locks, key) -> None:
-        """The key of the cache is the one that was given."""
-        cache, computing = LocMemCache(key, {}), Computing()
-        locks.cached(key, computing, expiry=LONG, cache=cache)
-        cache.delete(key)
-        assert locks.cached(key, computing, expiry=LONG, cache=cache) == 2
-
 
 class TestComputing:
     def test_an_error_is_raised_and_not_kept(self, locks, key) -> None:

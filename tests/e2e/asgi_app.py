@@ -38,10 +38,6 @@ async def large(request: Request) -> Response:
     return Response(b"x" * int(request.query_params["size"]))
 
 
-async def events(request: Request) -> Response:
-    return steering.two_events(request.path_params["name"])
-
-
 async def memory(request: Request) -> Response:
     return steering.most_memory()
 
@@ -53,7 +49,6 @@ app = Starlette(
         Route("/quick/{key}", quick, methods=["POST"]),
         Route("/upload/{key}", upload, methods=["POST"]),
         Route("/large/{key}", large, methods=["POST"]),
-        Route("/events/{key}/{name}", events, methods=["POST"]),
         Route("/memory", memory),
     ],
     lifespan=steering.lifespan,

@@ -12,9 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.responses import PlainTextResponse
 
-from tests.support import aio
 from tests.support.waiting import eventually
 
 FOLDER = Path(os.environ.get("WEBLOCK_TEST_FOLDER", "."))
@@ -38,10 +37,6 @@ def until_it_goes_on(name: str) -> None:
     eventually((FOLDER / f"{name}-goes-on").exists)
 
 
-async def until_it_goes_on_async(name: str) -> None:
-    await aio.eventually((FOLDER / f"{name}-goes-on").exists)
-
-
 async def digest_of_body(request: Request) -> str:
     digest = hashlib.sha256()
     try:
@@ -50,17 +45,6 @@ async def digest_of_body(request: Request) -> str:
     except ClientDisconnect:
         note(f"{request.path_params['key']}-broke-off")
     return digest.hexdigest()
-
-
-def two_events(name: str) -> StreamingResponse:
-    """A stream whose second event is made when the test has seen the first."""
-
-    async def make() -> AsyncIterator[str]:
-        yield "data: first\n\n"
-        await until_it_goes_on_async(name)
-        yield "data: second\n\n"
-
-    return StreamingResponse(make(), media_type="text/event-stream")
 
 
 def most_memory() -> PlainTextResponse:

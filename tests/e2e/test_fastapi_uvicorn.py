@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import tempfile
 from pathlib import Path
 
 from tests.support.waiting import PATIENCE, eventually
 
 from .sites import FASTAPI_KINDS, Server, read_all
-
-LARGE = 5 * 1024 * 1024
-
 
 SERVED = FASTAPI_KINDS
 
@@ -48,16 +44,6 @@ def test_500_wait_and_the_others_are_served_as_ever(server, name):
         holder.release()
         answers = [read_all(client) for client in crowd]
     assert all(b" 200 OK" in answer for answer in answers)
-
-
-def test_more_than_is_held_back_is_sent_inside_the_lock(server, name):
-    """Of a file, 1 MiB is held back: a slow reader of a larger one keeps the lock, until it goes."""
-    with server.raw(f"/file/{name}?size={LARGE}") as slow:
-        eventually(lambda: slow.recv(1, socket.MSG_PEEK))
-        with server.raw(f"/quick/{name}") as next_one:
-            eventually(lambda: server.waiting_for(name) == 1)
-            slow.close()
-            assert b" 200 OK" in read_all(next_one)
 
 
 def test_shutting_down_waits_for_the_handler_and_leaves_nothing():

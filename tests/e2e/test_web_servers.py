@@ -109,18 +109,6 @@ def test_a_slow_reader_does_not_keep_the_lock(server, name):
     assert len(body) == size, head
 
 
-def test_events_flow(server, name):
-    """Events reach the client as they are made, and the lock is held until the last."""
-    with server.raw(f"/events/{name}/{name}") as client:
-        seen = b""
-        while b"first" not in seen:
-            seen += client.recv(65536)
-        assert server.probe.try_acquire(name) is None
-        server.goes_on(name)
-        assert b"data: second" in read_all(client)
-    server.probe.acquire(name).release()
-
-
 def test_a_large_upload_waits_with_its_request_in_bounded_memory(server, name):
     """Little is read of what a waiting request sends, all arrives, and memory does not grow with it."""
     part = bytes(range(256)) * 4096

@@ -48,18 +48,6 @@ def test_a_slow_reader_does_not_keep_the_lock(server, name):
     assert body.count(b"x") == 16 * MIB
 
 
-def test_a_stream_holds_the_lock_to_its_end(server, name):
-    """Events reach the client as they are made, and the lock is held until the last."""
-    with server.raw(f"/stream/{name}/{name}") as client:
-        seen = b""
-        while b"first" not in seen:
-            seen += client.recv(65536)
-        assert server.probe.try_acquire(name) is None
-        server.goes_on(name)
-        assert b"data: second" in read_all(client)
-    server.probe.acquire(name).release()
-
-
 def test_a_client_that_goes_leaves_the_queue(server, name):
     """A waiting client that goes gives up its place; its view never runs."""
     with server.probe.hold(name):

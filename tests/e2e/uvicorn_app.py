@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request
-from fastapi.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import PlainTextResponse, Response
 
 from tests.support.waiting import PATIENCE
 from weblock.contrib.fastapi import install, lock
@@ -54,18 +54,6 @@ async def upload(request: Request, key: str) -> str:
 @app.post("/large/{key}", dependencies=[Depends(lock("{key:str}"))])
 def large(size: int) -> Response:
     return Response(b"x" * size)
-
-
-@app.post("/file/{key}", dependencies=[Depends(lock("{key:str}"))])
-def file(size: int) -> FileResponse:
-    path = steering.FOLDER / f"file-{size}"
-    path.write_bytes(b"x" * size)
-    return FileResponse(path)
-
-
-@app.post("/events/{key}/{name}", dependencies=[Depends(lock("{key:str}"))])
-async def events(name: str) -> StreamingResponse:
-    return steering.two_events(name)
 
 
 @app.get("/memory")

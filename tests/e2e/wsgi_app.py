@@ -6,7 +6,6 @@ Tests steer it (``steering``).
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from flask import Flask, Response, g, request
 from flask_sqlalchemy import SQLAlchemy
@@ -79,17 +78,6 @@ def large(key: str) -> Response:
 @locks.lock("{key}")
 def upload(key: str) -> str:
     return str(len(request.get_data()))
-
-
-@app.post("/stream/<key>/<name>")
-@locks.lock("{key}")
-def stream(key: str, name: str) -> Response:
-    def events() -> Any:
-        yield b"data: first\n\n"
-        steering.until_it_goes_on(name)
-        yield b"data: second\n\n"
-
-    return Response(events(), mimetype="text/event-stream")
 
 
 @app.post("/ruled/<key>")

@@ -127,17 +127,6 @@ async def test_so_does_one_of_asyncio(engine: tuple[URL, Outage]) -> None:
         assert [event.key for event in heard.of(FailedOpen)] == ["cart", "stock", "stock"]
 
 
-def test_nothing_fails_open_unasked(engine: tuple[URL, Outage]) -> None:
-    """By default, an engine that does not answer is an error."""
-    heard = Heard()
-    url, outage = engine
-    with Locks.from_url(url, wait=0.5, observers=[heard.observer]) as locks:
-        locks.acquire("stock", wait=PATIENCE).release()
-        with outage(), pytest.raises(EngineUnavailable), locks.hold("stock"):
-            pytest.fail("the section ran")
-        assert len(heard.of(FailedOpen)) == 0
-
-
 @pytest.mark.parametrize("url", ["memory://", "file://"])
 def test_a_busy_key_is_no_outage(url: str, folder: Path) -> None:
     """Who does not get a key that another holds is told so, fail-open or not."""

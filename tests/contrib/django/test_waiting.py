@@ -213,28 +213,6 @@ async def test_a_client_that_leaves_does_not_end_the_lock(
     assert await async_locks["default"].try_acquire("report")
 
 
-@pytest.mark.parametrize("name", ["middleware", "sync middleware outside"])
-async def test_a_client_that_leaves_stops_waiting(name: str, serve: Any, settings: Any) -> None:
-    """Who waits for a lock and leaves gives up the place in the queue; the view never runs."""
-    settings.MIDDLEWARE = CHAINS[name]
-    ran = []
-
-    @lock("report", wait=None)
-    def view(request: Any) -> HttpResponse:
-        ran.append(request)
-        return HttpResponse()
-
-    serve(report=view)
-    async with async_locks["default"].hold("report"):
-        visit = Visit("/report")
-        await asyncio.to_thread(eventually, lambda: waiters("report") == 1)
-        visit.leave()
-        await visit.task
-        await asyncio.to_thread(eventually, lambda: waiters("report") == 0)
-    assert not ran
-    assert visit.status is None
-
-
 async def test_who_holds_and_has_left_waits_for_nothing_more(serve: Any, settings: Any) -> None:
     """A view goes on when its client has left, but does not queue for another lock any more."""
     settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
