@@ -67,7 +67,7 @@ class QuorumServer(RedisServer):
     def owners(self) -> Iterator[tuple[str, str]]:
         """Who has something there that has not ended, and of which key."""
         for name, value in self._model.values.items():
-            key = LAYOUT.lock_of(name)
+            key = LAYOUT.key_in(name)
             if key is None or not isinstance(value, dict):
                 continue
             if holder := self.holder(key):

@@ -264,7 +264,7 @@ def _asked(command: bytes) -> Acquire | Release | Refresh | None:
 def _meaning(
     script: Script, keys: Sequence[str], args: Sequence[str]
 ) -> Acquire | Release | Refresh:
-    key = LAYOUT.lock_of(keys[0])
+    key = LAYOUT.key_in(keys[0])
     assert key is not None, keys
     if script is scripts.ACQUIRE:
         owner, process, label, ttl, room, _ticket, *limit = args[3:]
