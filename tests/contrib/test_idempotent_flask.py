@@ -1,6 +1,7 @@
 """``@locks.idempotent(...)``: each request to a Flask view is executed once."""
 
 import io
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -245,6 +246,58 @@ def test_of_two_that_were_executed_only_one_is_committed(shop):
         assert other.rows() == (1, 1)
         with other.app.app_context():
             other.db.engine.dispose()
+
+
+def test_the_engine_stores_answers_for_work_in_another_database(url):
+    """When the request has ended: what was raised, or whose work was not committed, is executed again."""
+    app, ran = Flask(__name__), Counter()
+    web = WebLock(app, url)
+
+    @app.post("/orders/<how>")
+    @web.idempotent(caller=lambda: request.headers["X-User"], store="engine")
+    def create(how):
+        ran[how] += 1
+        if how == "raises":
+            abort(422)
+        if how == "streams":
+            return Response(iter(["x"]))
+        return jsonify(ran=ran[how]), 422 if how == "rejects" else 201
+
+    @app.after_request
+    def check(response):
+        if ran["fails after"] == 1:
+            ran["fails after"] += 1
+            abort(500)
+        return response
+
+    @app.teardown_request
+    def commit(_error):
+        if ran["is not committed"] == 1:
+            ran["is not committed"] += 1
+            raise ZeroDivisionError
+
+    def post(how, **more):
+        headers = {"Idempotency-Key": "key", "X-User": "anna"}
+        answer = app.test_client().post(f"/orders/{how}", headers=headers, **more)
+        return answer.status_code, answer.headers.get("idempotency-replayed")
+
+    assert [post("creates") for _ in range(2)] == [(201, None), (201, "true")]
+    assert [post("rejects") for _ in range(2)] == [(422, None), (422, "true")]
+    assert [post("raises") for _ in range(2)] == [(422, None)] * 2
+    assert [post("streams") for _ in range(2)] == [(200, None)] * 2
+    assert [post("fails after") for _ in range(3)] == [(500, None), (201, None), (201, "true")]
+    with pytest.raises(ZeroDivisionError):
+        post("is not committed")
+    assert post("is not committed") == (201, None)
+    assert post("creates", data="other") == (422, None)
+    unfit = Flask(__name__)
+    web = WebLock(unfit, "noop://")
+    unfit.post("/orders")(web.idempotent(caller="anonymous", store="engine")(lambda: ""))
+    with pytest.raises(ConfigurationError, match=r'idempotent\(store="engine"\) keeps answers'):
+        unfit.test_client().post("/orders")
+    for wrong in ({"max_body": 65537}, {"store": "redis"}):
+        with pytest.raises(ConfigurationError, match=r"store=|max_body="):
+            web.idempotent(**{"caller": "anonymous", "store": "engine", **wrong})
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ class Database:
         if self._sessions is None:
             raise ConfigurationError(
                 "@locks.idempotent stores answers with the db.session of Flask-SQLAlchemy, which this"
-                " application does not have: install it"
+                ' application does not have: install it, or write store="engine"'
             )
         from ..sqlalchemy.idempotency import OneTransaction
 

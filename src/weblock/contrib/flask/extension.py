@@ -6,7 +6,7 @@ import getpass
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import click
@@ -32,11 +32,11 @@ from ..kit import (
     refuse_other_application,
 )
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, LOCK_WAIT, GuardKind, refuse_guard
-from ..kit.idempotency import IdempotencyOptions, IdempotencySpec
+from ..kit.idempotency import IdempotencyOptions
 from ..wsgi import RequestLayer, Rewrite
 from ..wsgi.layer import Answer, respond_with
 from .database import Database
-from .idempotency import decorated_once
+from .idempotency import ViewSpec, decorated_once
 from .views import (
     GIVEN,
     NAME,
@@ -186,6 +186,7 @@ class WebLock:
         self,
         *,
         caller: Callable[[], Any] | str,
+        store: Literal["database", "engine"] = "database",
         **options: Unpack[IdempotencyOptions],
     ) -> Callable[[F], F]:
         """Decorate a view so that each request is executed once: ``@locks.idempotent(caller=user_id)``.
@@ -199,13 +200,16 @@ class WebLock:
         Args:
             caller: A function that returns the id of the user who sends the request: a string, an int or a
                 UUID. ``"anonymous"`` if all clients share their keys, and may read the answers of one another.
+            store: ``"engine"`` stores the answer in the engine of the locks, for work in another kind of
+                database. It is stored when the work was committed, so that **a request is executed again if
+                its worker dies in between**. A response of more than ``max_body`` bytes (64 KiB) is sent, and not stored.
             **options: ``wait``, ``header``, ``keep``, ``max_answers`` and ``max_body``: see
                 ``IdempotencyOptions``.
 
         Raises:
             ConfigurationError: An option cannot work.
         """
-        spec = IdempotencySpec.written(caller, **options)
+        spec = ViewSpec.of_view(caller, store, options)
 
         def decorate(view: F) -> F:
             found = decorated_once(view, spec)

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from flask import Response, current_app, request
 
-from ...errors import LockTimeout
-from ..kit.idempotency import IdempotencySpec, Replay, body_consumed, form_parts
-from ..wsgi import request_locks
+from ..._adapting import KeptTexts
+from ..._options import HoldOptions
+from ..._runtime.blocking import drive
+from ...errors import ConfigurationError, LockTimeout
+from ...keys import CheckedKey
+from ...sync import Lease, Locks
+from ..kit import Execution
+from ..kit.idempotency import (
+    Asked,
+    IdempotencyOptions,
+    IdempotencySpec,
+    Replay,
+    body_consumed,
+    form_parts,
+)
+from ..kit.once import LONGEST, for_engine
+from ..wsgi import RequestLocks, request_locks
 from ..wsgi.body import Body
 from .database import JOINED
 from .views import ONCE, installed
@@ -18,8 +33,30 @@ from .views import ONCE, installed
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def decorated_once(view: F, spec: IdempotencySpec) -> F:
-    """Return a view that is executed once, with its answer in the transaction of ``db.session``."""
+@dataclass(frozen=True, repr=False)
+class ViewSpec(IdempotencySpec):
+    """A description of what a view executes once."""
+
+    store: str = "database"
+    """Where its answers are stored: ``"database"`` or ``"engine"``."""
+
+    @classmethod
+    def of_view(cls, caller: object, store: object, options: IdempotencyOptions) -> ViewSpec:
+        """Return what a user has written. Raises ``ConfigurationError`` for what cannot work."""
+        if store not in ("database", "engine"):
+            raise ConfigurationError(f'store={store!r:.80} must be "database" or "engine"')
+        if store == "database":
+            return cls.written(caller, **options)
+        more: dict[str, Any] = {"max_body": LONGEST, **options, "store": store}
+        return for_engine(cls.written(caller, **more))
+
+    def texts(self, locks: Locks) -> KeptTexts:
+        """Return where the engine keeps the answers. Raises ``ConfigurationError`` if it keeps none."""
+        return KeptTexts(locks, '@locks.idempotent(store="engine")')
+
+
+def decorated_once(view: F, spec: ViewSpec) -> F:
+    """Return a view that is executed once."""
     if isinstance(view, type) or not callable(view):
         raise TypeError(
             "@locks.idempotent(caller=...) decorates functions, and methods of a MethodView"
@@ -37,7 +74,7 @@ def decorated_once(view: F, spec: IdempotencySpec) -> F:
     return once  # type: ignore[return-value]
 
 
-def _execute(view: Callable[[], Any], spec: IdempotencySpec) -> Response:
+def _execute(view: Callable[[], Any], spec: ViewSpec) -> Response:
     """Return the response of a view that was executed now. Raises ``Replay`` if it was before."""
     caller = current_app.ensure_sync(spec.caller)() if callable(spec.caller) else None
     asked = spec.asked(
@@ -48,6 +85,8 @@ def _execute(view: Callable[[], Any], spec: IdempotencySpec) -> Response:
         parts=[request.query_string, *_parts_of_body()],
     )
     held = request_locks(request.environ)
+    if spec.store == "engine":
+        return _execute_and_keep(view, spec, asked, held)
     transaction = installed().database.one_transaction(spec, asked, held.locks)
     try:
         held.hold(spec.keys_of(asked), spec.options)
@@ -67,6 +106,27 @@ def _execute(view: Callable[[], Any], spec: IdempotencySpec) -> Response:
             transaction.commit(answer)
     finally:
         transaction.roll_back()
+    return response
+
+
+def _execute_and_keep(
+    view: Callable[[], Any], spec: ViewSpec, asked: Asked, held: RequestLocks
+) -> Response:
+    """Do the same as ``_execute``. The engine keeps the answer when the request has ended."""
+    execution = Execution(spec.texts(held.locks), spec, asked, keeps_errors=True)
+
+    async def acquire(keys: Sequence[CheckedKey], options: HoldOptions) -> Lease:
+        return held.hold(keys, options)
+
+    if found := drive(execution.begin(acquire)):
+        raise Replay(found)
+    response = current_app.make_response(view())
+    streams = response.is_streamed or response.direct_passthrough
+    execution.start(response.status_code, response.headers.items())
+    execution.add(None if streams else response.get_data())
+    execution.complete()
+    # It is not closed if another one takes its place, because a function after the request has failed.
+    response.call_on_close(lambda: drive(execution.end()))
     return response
 
 

@@ -189,11 +189,16 @@ def refuse_unlocked(installed: Installed) -> None:
 
 
 def refuse_reads(installed: Installed) -> None:
-    """Raise ``ConfigurationError`` for a view that is to be executed once, and serves GET."""
+    """Raise ``ConfigurationError`` for a view that is to be executed once, and serves GET.
+
+    And for one whose answers the engine is to store, if it cannot.
+    """
     for rule in installed.app.url_map.iter_rules():
         view = installed.app.view_functions.get(rule.endpoint)
-        if hasattr(view, ONCE):  # Flask adds HEAD and OPTIONS by itself.
+        if spec := getattr(view, ONCE, None):  # Flask adds HEAD and OPTIONS by itself.
             refuse_safe((rule.methods or set()) - {"HEAD", "OPTIONS"}, f"the route {rule.rule}")
+            if spec.store == "engine":
+                spec.texts(installed.locks)
 
 
 def refuse_unfillable(installed: Installed) -> None:
