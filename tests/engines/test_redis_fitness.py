@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -133,6 +135,33 @@ async def test_a_wrong_password_is_told(server: Server) -> None:
     for said in (refusal(url), await asyncio_refusal(url)):
         assert "refused the user or the password" in said
         assert "c4n" not in said
+
+
+@pytest.mark.parametrize("name", sorted(binaries()))
+async def test_a_server_without_resp3_does_not_have_the_password_repeated(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that does not know HELLO repeats its arguments; no error, cause or log line has them."""
+    with Server(name, password="c4nary", **unknown("HELLO")) as server:
+        url = server.url(recovery="off")
+        async with AsyncLocks.from_url(url, wait=0) as locks:
+            with pytest.raises(EngineUnavailable) as refused:
+                await locks.acquire("a")
+        with Locks.from_url(url) as locks:
+            lease = locks.acquire("a")
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(lambda: locks.acquire("a").release())
+                if name.startswith("redis"):  # Valkey answers that it wants a password first.
+                    eventually(lambda: "cannot be rung" in caplog.text)
+                lease.release()
+                waiting.result(PATIENCE)
+    told = "".join(traceback.format_exception(refused.value)) + caplog.text
+    assert "c4nary" not in told
+
+
+def unknown(command: str) -> dict[str, str]:
+    """The configuration of a server that does not know a command."""
+    return {"rename_command": f'{command}" "'}  # Between the quotes that are put around a value.
 
 
 @pytest.mark.parametrize("name", sorted(binaries()))

@@ -72,6 +72,7 @@ class Server(Running):
             "password": self.password,
             "socket_timeout": PATIENCE,
             "retry": once,
+            "protocol": 2,  # A server that knows no HELLO is asked, too.
             **options,
         }
         return redis.Redis(port=self.port, decode_responses=True, **options)

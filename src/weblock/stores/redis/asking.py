@@ -261,6 +261,10 @@ def connecting() -> Iterator[None]:
     """
     try:
         yield
+    except exceptions.ResponseError as error:
+        # A server repeats the arguments of a command that it does not know: of HELLO, the password.
+        error.args = (str(error).partition(", with args")[0],)
+        raise
     except (exceptions.RedisError, OSError):
         raise
     except Exception as error:
