@@ -33,7 +33,6 @@ NEEDED = {
     "weblock/contrib/django/templates/admin/weblock/locks.html",
     "weblock/contrib/status/status.html",
 }
-PAGES = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "SECURITY.md"}
 
 
 def check_wheel(wheel: Path) -> None:
@@ -68,11 +67,15 @@ def check_description(wheel: Path) -> None:
 
 
 def check_sdist(sdist: Path) -> None:
-    """What reads as documentation is in it, and what tests and builds it."""
+    """All files of the checkout are in it, so that no test and no script lacks one, and nothing else."""
     with tarfile.open(sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = PAGES | {"pyproject.toml", "hatch_build.py", "tests/smoke.py", "docs/redis.md"}
-    assert names >= needed, f"{sdist.name} lacks {sorted(needed - names)}"
+        names = {each.name.partition("/")[2] for each in archive if each.isfile()}
+    assert names >= {"LICENSE", "tests/smoke.py", "scripts/test", ".github/workflows/ci.yml"}
+    if (TOP / ".git").exists():
+        known = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(known, cwd=TOP, capture_output=True, text=True, check=True).stdout
+        expected = {name for name in listed.splitlines() if (TOP / name).exists()} | {"PKG-INFO"}
+        assert names == expected, f"{sdist.name}: {sorted(names ^ expected)} differ from git's files"
 
 
 def check_installed(distribution: Path, extras: str, handlers: dict[str, list[str]]) -> None:
