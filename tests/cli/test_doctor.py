@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -11,26 +13,38 @@ import pytest
 from tests.servers import (
     Memcached,
     SentinelDeployment,
+    Server,
     fresh_memcached,
     fresh_quorum,
     fresh_url,
     shared,
 )
+from tests.servers.cluster import SLOTS
 from tests.servers.postgres import fresh_postgresql, shared_postgres
+from tests.servers.rights import COMMANDS, USER, grant_least_rights, unknown
 from tests.servers.sentinel import SERVICE
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, eventually
 from weblock.cli import doctor
 from weblock.stores.file import checks as of_directories
 from weblock.stores.findings import Finding, Level
 from weblock.stores.memcached import open_engine
 from weblock.stores.postgresql import diagnosis as of_postgresql
 from weblock.stores.postgresql.settings import parse as postgresql_settings
-from weblock.stores.redis.servers import Seen, of_clocks, of_server
+from weblock.stores.redis.servers import FIELDS, Seen, fitness, of_clocks, of_server
 from weblock.stores.redis.settings import Address, parse
+
+TOP = Path(__file__).parents[2]
+REDIS_PAGE = TOP / "docs/redis.md"
+SCRIPTS = TOP / "src/weblock/stores/redis/lua"
 
 WELL = {
     "redis_version": "7.2.4",
     "role": "master",
+    "cluster_enabled": "0",
+    "run_id": "r",
+    "uptime_in_seconds": "1",
+    "master_replid": "i",
+    "second_repl_offset": "-1",
     "connected_slaves": "0",
     "aof_enabled": "1",
     "maxmemory": "0",
@@ -86,6 +100,67 @@ def test_what_is_wrong_has_a_remedy(facts, url, subject, level, said) -> None:
     assert finding.level == level
     assert said in finding.text
     assert finding.remedy
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_server_that_does_not_tell_what_is_needed_is_a_problem(field: str) -> None:
+    """The page lists each field of INFO that is needed, and a server without it grants nothing."""
+    assert f"`{field}`" in REDIS_PAGE.read_text()
+    told = {name: value for name, value in WELL.items() if name != field}
+    (finding,) = fitness(told, parse("redis://x"))
+    assert finding.level is Level.PROBLEM
+    assert field in finding.text
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Server]:
+    """A cluster of one master."""
+    with Server(cluster_enabled="yes") as server:
+        server.command("CLUSTER", "ADDSLOTS", *range(SLOTS))
+        eventually(lambda: server.client().cluster("info")["cluster_state"] == "ok")
+        yield server
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS | {"asking", "cluster|slots"}))
+def test_each_command_that_is_missing_is_named(request, run, command: str) -> None:
+    """Of all commands that the page lists, the doctor names the one that the user may not run."""
+    clustered = command in {"asking", "cluster|slots"}
+    server = request.getfixturevalue("node" if clustered else "single")
+    grant_least_rights(server, "+cluster|slots", "+asking", f"-{command}")
+    url = server.url(user=USER, recovery="off", **OPTIONS.get(command, {}))
+    if clustered:
+        url = url.replace("redis://", "redis+cluster://")
+    done = run("doctor", "--check", "--url", url)
+    assert re.search(rf"\b{re.escape(command)}\b", done.stdout, re.IGNORECASE), done.stdout
+    assert "grant it to the user; docs/redis.md" in done.stdout.lower()
+
+
+OPTIONS = {"select": {"db": 1}, "client|setname": {"client_name": "x"}, "wait": {"min_replicas": 1}}
+"""What a URL has to ask for until a command is sent."""
+
+
+@pytest.mark.parametrize("command", ["ZRANK", "SCAN", "HELLO", "PUBLISH"])
+def test_each_command_that_a_server_does_not_have_is_named(run, command: str) -> None:
+    """A server that lacks a command, as a compatible one might, is found out like one that denies it."""
+    with Server(**unknown(command)) as server:
+        done = run("doctor", "--check", "--url", server.url(recovery="off"))
+    assert command in done.stdout
+    assert "docs/redis.md" in done.stdout
+
+
+def test_the_page_lists_what_the_scripts_call() -> None:
+    """A command of a script is tried on each new server, and is on the page; no other is tried."""
+    texts = {path.stem: path.read_text() for path in SCRIPTS.glob("*.lua")}
+    tried = set(re.findall(r"\btry\('([A-Z]+)'", texts["probe"]))
+    called = set(re.findall(r"redis\.call\('([A-Z]+)'", "".join(texts.values())))
+    assert tried == called | {"PING"}
+    assert {command.lower() for command in tried} <= COMMANDS
 
 
 @pytest.mark.parametrize(("ahead", "level"), [(0.2, Level.OK), (1.5, Level.WARNING)])

@@ -14,7 +14,7 @@ import trustme
 from redis.exceptions import ResponseError
 
 from tests.servers import Server, a_redis, binaries
-from tests.servers.rights import USER, grant_least_rights
+from tests.servers.rights import USER, grant_least_rights, unknown
 from tests.servers.tls import TlsFront
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually
@@ -157,11 +157,6 @@ async def test_a_server_without_resp3_does_not_have_the_password_repeated(
                 waiting.result(PATIENCE)
     told = "".join(traceback.format_exception(refused.value)) + caplog.text
     assert "c4nary" not in told
-
-
-def unknown(command: str) -> dict[str, str]:
-    """The configuration of a server that does not know a command."""
-    return {"rename_command": f'{command}" "'}  # Between the quotes that are put around a value.
 
 
 @pytest.mark.parametrize("name", sorted(binaries()))

@@ -12,6 +12,10 @@ USER = "locks:secret"
 _PAGE = Path(__file__).parents[2] / "docs" / "redis.md"
 
 
+COMMANDS = {word[1:] for word in re.findall(r"(?<=[ `])\+[a-z|]+", _PAGE.read_text())}
+"""Those that the page says a user needs."""
+
+
 def grant_least_rights(server: Server, *more: str) -> None:
     """Creates the user as a reader of the page would, with ``more`` rules of a test's own."""
     found = re.search(
@@ -19,3 +23,8 @@ def grant_least_rights(server: Server, *more: str) -> None:
     )
     assert found, f"{_PAGE} no longer says how"
     server.command(*found[0].split(), *more)
+
+
+def unknown(command: str) -> dict[str, str]:
+    """The configuration of a server that does not know a command."""
+    return {"rename_command": f'{command}" "'}  # Between the quotes that are put around a value.

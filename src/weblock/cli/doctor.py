@@ -118,7 +118,7 @@ def _tried(locks: Locks, *, measure: bool) -> Iterator[Finding]:
         locks.acquire(new_key(), wait=0).release()
         if locks.scope == "none":
             return
-        yield Finding("locking", "A key was acquired and released, so all rights are there.")
+        yield Finding("locking", "A key was acquired and released.")
         if measure:
             handed_over = millis(hand_offs(locks, 0.5, most=20).median)
             yield Finding("hand-off", f"A waiter has the key {handed_over} after its release.")

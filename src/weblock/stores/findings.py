@@ -14,6 +14,7 @@ __all__ = [
     "bytes_of",
     "problem",
     "refuse",
+    "sentence",
     "several",
     "share",
     "time_of",
@@ -39,7 +40,7 @@ def problem(subject: str, text: str, remedy: str) -> Finding:
 def unfit(subject: str, reason: str, remedy: str) -> Finding:
     """Return a problem that an error's reason tells, as ``what is wrong: what to do``, or ``remedy``."""
     text, _, own_remedy = reason.partition(": ")
-    return problem(subject, _sentence(text), _sentence(own_remedy or remedy))
+    return problem(subject, sentence(text), sentence(own_remedy or remedy))
 
 
 def unreachable(error: BaseException, reason: str, where: str = "") -> Finding:
@@ -64,7 +65,8 @@ def refuse(findings: Iterable[Finding]) -> None:
             raise Unfit(each.reason)
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """Return a part of a reason as a sentence."""
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 

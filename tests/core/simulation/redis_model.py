@@ -161,7 +161,7 @@ class RedisModel:
         return {
             "server": f"run_id:r{self.run}\r\nuptime_in_seconds:{uptime}\r\n",
             "replication": f"role:master\r\nmaster_replid:i{self.replid}\r\nsecond_repl_offset:{offset}\r\n",
-            "commandstats": "cmdstat_flushall:calls=1,usec=1\r\n" if self.flushed else "",
+            "commandstats": f"cmdstat_{'flushall' if self.flushed else 'info'}:calls=1,usec=1\r\n",
         }[section]
 
     def _del(self, key: str) -> int:

@@ -193,6 +193,8 @@ class RedisServer(RedisEngine):
             "role": "master",
             "cluster_enabled": "0",
             "maxmemory": "0",
+            "uptime_in_seconds": "0",
+            "second_repl_offset": "-1",
             "maxmemory_policy": "noeviction",
             "run_id": f"r{self._model.run}",
             "master_replid": f"i{self._model.replid}",

@@ -88,9 +88,9 @@ class Connections:
         """Return where the primaries are. Raises redis-py's errors, or ``Unfit``."""
         return self._known_nodes().masters()
 
-    def connection(self, address: Address) -> redis.Connection:
+    def connection(self, address: Address, *, listens: bool = False) -> redis.Connection:
         """Return a connection that is not open yet, for a caller that closes it."""
-        return cast("redis.Connection", self._made(address))
+        return cast("redis.Connection", self._made(address, listens=listens))
 
     def sentinel(self, address: Address) -> redis.Connection:
         """Return a connection to a Sentinel, like ``connection``."""
@@ -134,7 +134,7 @@ class Connections:
 
     def _subscriber(self, bell: Bell) -> BlockingLink:
         address = self._known_nodes().listen_at()
-        connection = cast("redis.Connection", self._made(address, listens=True))
+        connection = self.connection(address, listens=True)
         return connected(address, connection, timeout=LISTENED_IN, bell=bell)
 
     def _asyncio(self, address: Address) -> redis.asyncio.Connection:

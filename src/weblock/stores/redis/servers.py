@@ -10,6 +10,7 @@ import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from redis import exceptions
@@ -19,6 +20,7 @@ from ..findings import (
     bytes_of,
     problem,
     refuse,
+    sentence,
     several,
     share,
     time_of,
@@ -27,6 +29,7 @@ from ..findings import (
 )
 from ..transport import unfit
 from .asking import FAILURES, asked, opened
+from .calls import Layout
 from .settings import Address, Deployment, Settings
 
 if TYPE_CHECKING:
@@ -45,6 +48,15 @@ SCANNED: Final = 100
 
 GRANT: Final = "grant it to the user; docs/redis.md has the least rights that do"
 
+LEARN: Final = "use a server that has it; docs/redis.md lists all that weblock needs of one"
+
+FIELDS: Final = (
+    *("redis_version", "role", "cluster_enabled", "maxmemory", "maxmemory_policy"),
+    # Without these, a restart or a failover could not be noticed.
+    *("run_id", "uptime_in_seconds", "master_replid", "second_repl_offset"),
+)
+"""What ``INFO`` has to tell."""
+
 _FULL: Final = "its memory is full, and it takes no new leases: raise maxmemory"
 
 _MEANINGS: Final[unfit.Meanings] = (
@@ -62,6 +74,7 @@ _MEANINGS: Final[unfit.Meanings] = (
     ("MISCONF", "it cannot write its data to disk, and refuses all writes: {text}"),
     ("ACL failure", f"{{text}}: {GRANT}"),
     ("user executing the script", f"{{text}}: {GRANT}"),
+    ("unknown command", f"{{text}}: {LEARN}"),
 )
 
 
@@ -85,6 +98,8 @@ class Seen(NamedTuple):
     """How many keys of ours it has, and whether these are all."""
     others: int = 0
     """How many keys of other programs are in the same database, at least."""
+    lacks: tuple[Finding, ...] = ()
+    """Commands that it does not run, of those that locks can do without."""
 
 
 def facts_in(info: bytes) -> Facts:
@@ -100,23 +115,26 @@ def examine(info: bytes, settings: Settings) -> str:
     """
     facts = facts_in(info)
     refuse(fitness(facts, settings))
-    return f"{facts.get('run_id', 'unknown')}:{facts.get('master_replid', '')}"
+    return f"{facts['run_id']}:{facts['master_replid']}"
 
 
 def fitness(facts: Facts, settings: Settings) -> Iterator[Finding]:
     """Yield what decides whether a server may keep leases."""
+    if missing := ", ".join(field for field in FIELDS if field not in facts):
+        yield problem("info", f"Its answer to INFO has no {missing}.", sentence(LEARN))
+        return
     name = "Valkey" if facts.get("server_name") == "valkey" else "Redis"
-    version = facts.get("valkey_version") or facts.get("redis_version", "of no version")
-    text = f"It is {name} {version}, up for {time_of(float(facts.get('uptime_in_seconds', 0)))}"
+    version = facts.get("valkey_version") or facts["redis_version"]
+    text = f"It is {name} {version}, up for {time_of(float(facts['uptime_in_seconds']))}"
     # Valkey goes on counting as Redis 7.2 there.
-    numbers = re.findall(r"\d+", facts.get("redis_version", ""))[:3]
+    numbers = re.findall(r"\d+", facts["redis_version"])[:3]
     if tuple(map(int, numbers)) < LEAST_VERSION:
         yield problem("version", f"{text}, and locks need 6.2.", "Upgrade it, or use Valkey.")
     else:
         yield Finding("version", f"{text}.")
 
-    clustered = facts.get("cluster_enabled") == "1"
-    if facts.get("role") != "master":
+    clustered = facts["cluster_enabled"] == "1"
+    if facts["role"] != "master":
         yield problem(
             "role",
             "It is a replica, and locks live on the primary.",
@@ -127,7 +145,7 @@ def fitness(facts: Facts, settings: Settings) -> Iterator[Finding]:
     elif not clustered and settings.deployment is Deployment.CLUSTER:
         yield problem("role", "It is not a node of a cluster.", "Write redis:// instead.")
 
-    policy, most = facts.get("maxmemory_policy", "noeviction"), int(facts.get("maxmemory", 0))
+    policy, most = facts["maxmemory_policy"], int(facts["maxmemory"])
     if not most or policy == "noeviction":
         limit = f"of {bytes_of(most)} " if most else ""
         yield Finding("eviction", f"It never evicts a lease ({limit or 'no '}maxmemory, {policy}).")
@@ -177,6 +195,17 @@ def diagnose(connections: Connections, settings: Settings) -> Iterator[Finding]:
 
 def look_at(connections: Connections, address: Address, settings: Settings) -> Seen | Finding:
     """Return a server's own report, or the finding that it cannot be asked."""
+    lacks: list[Finding] = []
+
+    @contextmanager
+    def tried(command: str, without: str) -> Iterator[None]:
+        try:
+            yield
+        except exceptions.ResponseError as error:
+            remedy = GRANT if isinstance(error, exceptions.NoPermissionError) else LEARN
+            text = f"It does not run {command} ({error}), and without it {without}."
+            lacks.append(warning("rights", text, sentence(remedy)))
+
     try:
         with opened(connections.connection(address)) as connection:
             sent = time.time()
@@ -185,14 +214,24 @@ def look_at(connections: Connections, address: Address, settings: Settings) -> S
             clock = int(facts.get("server_time_usec", 0)) / 1_000_000
             ahead = clock - (sent + heard) / 2 if clock else 0.0
             count, others, cursor = 0, 0, "0"
-            for _ in range(SCANNED):
-                answer: Sequence[Any] = asked(connection, "SCAN", cursor, "COUNT", "1000")
-                cursor = answer[0].decode()
-                ours = sum(key.startswith(f"{settings.prefix}:".encode()) for key in answer[1])
-                count, others = count + ours, others + len(answer[1]) - ours
-                if cursor == "0":
-                    break
-            return Seen(address, facts, heard - sent, ahead, (count, cursor == "0"), others)
+            with tried("SCAN", "keys can be neither listed nor counted"):
+                for _ in range(SCANNED):
+                    answer: Sequence[Any] = asked(connection, "SCAN", cursor, "COUNT", "1000")
+                    cursor = answer[0].decode()
+                    ours = sum(key.startswith(f"{settings.prefix}:".encode()) for key in answer[1])
+                    count, others = count + ours, others + len(answer[1]) - ours
+                    if cursor == "0":
+                        break
+            if settings.deployment is Deployment.CLUSTER:
+                with tried("ASKING", "a lease whose slot moves cannot be renewed"):
+                    asked(connection, "ASKING")
+        with (
+            tried("HELLO or SUBSCRIBE", "waiters ask once a second; AsyncLocks need HELLO"),
+            opened(connections.connection(address, listens=True)) as connection,
+        ):
+            connection.send_command("SUBSCRIBE", Layout(settings.prefix, 1).channel("doctor"))
+            connection.read_response(push_request=True)
+        return Seen(address, facts, heard - sent, ahead, (count, cursor == "0"), others, (*lacks,))
     except FAILURES as error:
         return unreachable(error, explained(error), str(address))
 
@@ -201,6 +240,7 @@ def of_server(seen: Seen, settings: Settings) -> Iterator[Finding]:
     """Yield what one server has told of itself."""
     facts, recovery = seen.facts, settings.recovery.seconds
     yield from fitness(facts, settings)
+    yield from seen.lacks or [Finding("rights", "It runs all commands that weblock sends.")]
 
     replicas, wanted = int(facts.get("connected_slaves", 0)), settings.min_replicas
     text = f"It is a primary with {several(replicas, 'replica')}"

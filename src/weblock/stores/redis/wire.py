@@ -337,7 +337,7 @@ class Wire:
             commands = ", ".join(command.decode() for command in refused)
             raise Unfit(
                 f"its user may not run {commands} on keys and channels that start with"
-                f" {self._layout.prefix}: {GRANT}"
+                f" {self._layout.prefix}, or the server does not have it: {GRANT}"
             )
         self._known.add(run)
 

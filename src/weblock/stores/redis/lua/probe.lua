@@ -1,11 +1,11 @@
--- Tries every command that the scripts use, on keys that nobody else does, and returns those that
--- its user has no right to.
+-- Tries every command that the scripts use, on keys that no lock uses, and returns those that its user
+-- has no right to, or that the server does not know.
 
 local probe, channel = KEYS[1], ARGV[4]
 local refused = {}
 
--- As Redis 7 says it, and Redis 6.
-local denials = { 'ACL failure', 'NOPERM', 'user executing the script' }
+-- The texts of Redis 7 and of Redis 6, and that of an unknown command.
+local denials = { 'ACL failure', 'NOPERM', 'user executing the script', 'Unknown ' }
 
 local function try(command, ...)
   local reply = redis.pcall(command, ...)
@@ -16,6 +16,7 @@ local function try(command, ...)
       return
     end
   end
+  return reply
 end
 
 try('SET', probe, '1', 'PX', '1000')
@@ -34,6 +35,10 @@ try('PEXPIRE', probe, 1000)
 try('ZREM', probe, 'a')
 try('TIME')
 try('PING')
-try('INFO', 'server')
+-- Without it, a server that was emptied would not be noticed.
+local statistics = try('INFO', 'commandstats')
+if type(statistics) == 'string' and not string.find(statistics, 'cmdstat_', 1, true) then
+  refused[#refused + 1] = 'INFO commandstats'
+end
 try('PUBLISH', channel, '')
 return refused
