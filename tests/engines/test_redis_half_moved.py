@@ -90,6 +90,33 @@ def test_leases_outlive_a_slot_that_stays_half_moved(
         assert fence_of(others, held) > lease.fence
 
 
+def test_leases_outlive_a_slot_that_moves_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Valkey 9 and Redis 8.4 move a slot atomically: leases and waiters stay, and then recovery begins."""
+    if not cluster.can_migrate_atomically:
+        pytest.skip("the server moves one key at a time")
+    renew_often(monkeypatch)
+    held, free, handed = KEYS[10:13]
+    with (
+        ThreadPoolExecutor(1) as pool,
+        Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=PATIENCE) as locks,
+        Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=PATIENCE) as others,
+    ):
+        lease, before = locks.acquire(held), locks.acquire(handed)
+        waiter = pool.submit(fence_of, others, handed)
+        eventually(lambda: waiters(locks, handed) == 1)
+        cluster.migrate_atomically(SLOT)
+        for _ in range(3):
+            renewed(locks, lease, before)
+        with pytest.raises(EngineRecovering, match="has just got this part"):
+            others.acquire(free, wait=0)
+        before.release()
+        assert waiter.result() > before.fence
+        lease.release()
+        assert fence_of(others, held) > lease.fence
+
+
 @pytest.mark.parametrize("parts", [(), (":lock:",)], ids=["nothing", "the locks"])
 def test_readers_outlive_a_slot_that_stays_half_moved(
     cluster: Cluster, parts: tuple[str, ...]

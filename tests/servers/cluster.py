@@ -79,6 +79,23 @@ class Cluster:
         move.end()
         return move.target
 
+    @property
+    def can_migrate_atomically(self) -> bool:
+        told = "".join(self.nodes[0].command("CLUSTER", "HELP"))
+        return "MIGRATESLOTS" in told or "MIGRATION" in told
+
+    def migrate_atomically(self, slot: int) -> None:
+        """Moves a slot with its keys to another master at once, as Valkey 9 and Redis 8.4 can."""
+        source = self.master_of(slot)
+        target = next(node for node in self.nodes if node is not source and not _master_port(node))
+        if source.client().info("server").get("server_name") == "valkey":
+            source.command(
+                *("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", _id(target))
+            )
+        else:
+            target.command("CLUSTER", "MIGRATION", "IMPORT", slot, slot)
+        eventually(lambda: self.master_of(slot) is target)
+
     def begin_move(self, slot: int, to: Server | None = None) -> Move:
         """Has a slot be on its way to another master, with all of its keys still where they were."""
         source = self.master_of(slot)
