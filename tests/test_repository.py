@@ -113,6 +113,20 @@ def test_the_interpreters_are_the_same_everywhere() -> None:
     assert project["requires-python"] == f">={claimed[0]}"
 
 
+def test_the_project_s_urls_are_in_one_place() -> None:
+    """``pyproject.toml`` has them, the settings of the site have the same, and no other file has one."""
+    urls = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["urls"]
+    site = (TOP / "mkdocs.yml").read_text()
+    assert re.findall(r"^(?:site|repo)_url: (.*)$", site, re.MULTILINE) == [
+        urls["Documentation"],
+        urls["Source"],
+    ]
+    ours = re.compile("|".join(map(re.escape, (urls["Documentation"], urls["Source"]))))
+    globs = ("*.md", "docs/**/*.md", "src/**/*.py", "scripts/*", "demo/**/*.py", ".github/**/*.yml")
+    files = [path for glob in globs for path in TOP.glob(glob) if path.is_file()]
+    assert [path for path in files if ours.search(path.read_text())] == []
+
+
 def test_the_version_is_one_that_installers_understand() -> None:
     """``weblock.__version__``, from which the package gets its own, has three numbers."""
     assert re.fullmatch(r"\d+\.\d+\.\d+", weblock.__version__)
