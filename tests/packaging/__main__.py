@@ -75,7 +75,9 @@ def check_sdist(sdist: Path) -> None:
         known = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(known, cwd=TOP, capture_output=True, text=True, check=True).stdout
         expected = {name for name in listed.splitlines() if (TOP / name).exists()} | {"PKG-INFO"}
-        assert names == expected, f"{sdist.name}: {sorted(names ^ expected)} differ from git's files"
+        assert names == expected, (
+            f"{sdist.name}: {sorted(names ^ expected)} differ from git's files"
+        )
 
 
 def check_installed(distribution: Path, extras: str, handlers: dict[str, list[str]]) -> None:
