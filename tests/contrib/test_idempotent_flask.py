@@ -291,6 +291,7 @@ def test_the_engine_stores_answers_for_work_in_another_database(url):
     assert post("is not committed") == (201, None)
     assert post("creates", data="other") == (422, None)
     unfit = Flask(__name__)
+    unfit.testing = True
     web = WebLock(unfit, "noop://")
     unfit.post("/orders")(web.idempotent(caller="anonymous", store="engine")(lambda: ""))
     with pytest.raises(ConfigurationError, match=r'idempotent\(store="engine"\) keeps answers'):
