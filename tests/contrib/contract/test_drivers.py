@@ -26,21 +26,23 @@ TABLE = re.compile(r"<!-- adapters -->\n(.*?)<!-- end of adapters -->", re.DOTAL
 
 
 def table() -> str:
+    """The promises, and the adapters to which each does not apply, with numbers of the reasons."""
     reasons: list[str] = []
-    lines = [
-        f"| promise | {' | '.join(each.name for each in drivers())} |",
-        f"| --- |{' --- |' * len(drivers())}",
-    ]
+    lines = ["| guarantee | does not apply to |", "| --- | --- |"]
     for promise in PROMISES:
-        cells = []
+        excepted: dict[str, list[str]] = {}
         for each in drivers():
-            reason = each.exempt.get(promise)
-            if reason and reason not in reasons:
-                reasons.append(reason)
-            cells.append(f"({reasons.index(reason) + 1})" if reason else "yes")
-        lines.append(f"| {promise} | {' | '.join(cells)} |")
+            if reason := each.exempt.get(promise):
+                excepted.setdefault(reason, []).append(each.name)
+        reasons += [reason for reason in excepted if reason not in reasons]
+        cell = "; ".join(
+            f"{', '.join(names)} ({reasons.index(reason) + 1})"
+            for reason, names in excepted.items()
+        )
+        lines.append(f"| {promise} | {cell} |")
     notes = [f"{number}. {reason}." for number, reason in enumerate(reasons, start=1)]
-    return "\n" + "\n".join([*lines, "", *notes]) + "\n\n"
+    adapters = f"Adapters: {', '.join(each.name for each in drivers())}."
+    return "\n" + "\n".join([adapters, "", *lines, "", *notes]) + "\n\n"
 
 
 def test_the_page_has_the_table_that_the_drivers_make() -> None:

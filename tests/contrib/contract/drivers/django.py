@@ -140,7 +140,7 @@ class Project(Driver):
 class Wsgi(Project, OverWsgi):
     """Sync views with ``ATOMIC_REQUESTS``, in WSGI."""
 
-    name = "Django, WSGI"
+    name = "Django on WSGI"
     atomic_requests = True
     exempt: ClassVar = {
         THREADS: OWN_THREAD,
@@ -171,7 +171,7 @@ class Handler(ASGIHandler):
 class Asgi(Project, OverAsgi):
     """Async views in ASGI, which commit in ``atomic()``."""
 
-    name = "Django, ASGI"
+    name = "Django on ASGI"
     atomic_requests = False
     exempt: ClassVar = {STREAM: STREAMED_LATER}
 
