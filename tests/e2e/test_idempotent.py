@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
 
@@ -20,6 +21,7 @@ import pytest
 from sqlalchemy import create_engine, func, select
 from sqlalchemy.orm import Session
 
+from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import shared_postgres
 from tests.servers.process import spawn
 from tests.support.waiting import PATIENCE, eventually
@@ -114,23 +116,27 @@ class Shop:
         "postgresql-sync",
         "postgresql-async",
         "postgresql-django",
+        "mariadb-sync",
     ]
 )
 def shop(request, tmp_path) -> Iterator[Shop]:
     """A shop for each kind of database and session."""
     database, _, sessions = request.param.partition("-")
     url = f"sqlite:///{tmp_path}/db"
-    if database == "postgresql":
-        url = shared_postgres().url(driver="psycopg")
-    engine = create_engine(url)
-    Base.metadata.drop_all(engine)
-    Base.metadata.create_all(engine)
-    driver = "asyncpg" if sessions == "async" else "psycopg"
-    shop = Shop(tmp_path, url.replace("psycopg", driver), sessions)
-    shop.engine = engine
-    yield shop
-    shop.close()
-    engine.dispose()
+    with ExitStack() as stack:
+        if database == "postgresql":
+            url = shared_postgres().url(driver="psycopg")
+        elif database == "mariadb":
+            url = stack.enter_context(MariaDB()).url()
+        engine = create_engine(url)
+        Base.metadata.drop_all(engine)
+        Base.metadata.create_all(engine)
+        driver = "asyncpg" if sessions == "async" else "psycopg"
+        shop = Shop(tmp_path, url.replace("psycopg", driver), sessions)
+        shop.engine = engine
+        yield shop
+        shop.close()
+        engine.dispose()
 
 
 def orders(shop: Shop, text: str) -> int:
