@@ -227,16 +227,17 @@ async def _parts_of(request: Request, exchange: "_Exchange") -> list[bytes]:
 
     Raises ``ConfigurationError`` if the application has read some of it as a stream.
     """
-    headers, before = request.headers, exchange.received
-    content_type, length = headers.get("content-type", ""), headers.get("content-length", "")
-    size = int(length) if length.isdecimal() and "content-encoding" not in headers else 0
+    content_type, before = request.headers.get("content-type", ""), exchange.received
+    has_body = (
+        request.headers.get("content-length", "0") != "0"
+    )  # Middleware may have made it shorter.
     kind = content_type.partition(";")[0].strip().lower()
     exchange.is_asking = True
     try:
         if kind != "multipart/form-data":
             with suppress(RuntimeError):  # FastAPI has parsed a form.
                 body = await request.body()
-                if len(body) == exchange.received >= size:
+                if len(body) == exchange.received and (body or not has_body):
                     return [body]
         if kind in ("multipart/form-data", "application/x-www-form-urlencoded"):
             sent = (await request.form()).multi_items()
@@ -246,8 +247,8 @@ async def _parts_of(request: Request, exchange: "_Exchange") -> list[bytes]:
                 for name, value in sent
                 if isinstance(value, UploadFile)
             ]
-            if exchange.received >= size and before in (0, exchange.received):
-                size = exchange.received
+            size = exchange.received
+            if before in (0, size) and (size or not has_body):
                 parts = await run_in_threadpool(form_parts, content_type, size, fields, files)
                 if parts is not None:
                     return parts

@@ -12,7 +12,7 @@ work; each later one gets that answer. An adapter takes these steps:
 3. ``Answers.find_or_admit`` returns the stored answer, which is sent as ``Answer.replayed``. If there is none, the
    request is executed, unless its caller has too many answers.
 4. The work runs in a transaction that the adapter opens, and only the adapter commits. When the response is
-   complete, ``Answers.store`` inserts it, and COMMIT follows at once. If ``is_stored`` is false, or an
+   complete, ``Answers.store`` inserts it, and COMMIT follows at once. If ``answer_of`` returns none, or an
    exception was raised, the transaction is rolled back instead: what is not stored is not committed.
 
 What can fail:
