@@ -200,6 +200,20 @@ def test_answers_are_stored_found_counted_and_deleted(database, locks, monkeypat
     assert database.execute(f"SELECT COUNT(*) FROM {idempotency.ANSWERS}").fetchone() == (0,)
 
 
+@pytest.mark.parametrize(
+    "error", [OSError("gone"), errors.LeaseLost("key", fence=1, reason="expired")], ids=repr
+)
+def test_a_response_never_fails_because_expired_answers_stay(locks, monkeypatch, caplog, error):
+    """They are deleted after COMMIT: the database, or its guard, may fail then, and that is logged."""
+
+    def execute(_sql, _values):
+        raise error
+
+    monkeypatch.setattr(idempotency, "ANSWER_SWEEPS", 1.0)
+    Answers(SPEC, asked(), locks, "sqlite", execute, failures=(OSError,), remedy="").sweep()
+    assert "expired answers of idempotent requests were not deleted" in caplog.text
+
+
 def test_requests_that_are_not_executed_are_told_and_counted(database, locks):
     """One event each, which the status page counts: a replay, a conflict (409) and a mismatch (422)."""
     heard, history = Heard(), History(locks)

@@ -452,10 +452,12 @@ class Answers:
             sql = "DELETE FROM weblock_answer WHERE expires_at <= :now LIMIT 1000"
         else:
             sql = _SWEEPING % ("FOR UPDATE SKIP LOCKED" if self._database == "postgresql" else "")
+        # A guard may check the lease, which may be lost by now.
+        failures: tuple[type[Exception], ...] = (*self._failures, WeblockError)
         try:
             with transaction():
                 self._execute(sql, {"now": int(time.time())})
-        except self._failures:
+        except failures:
             logger.warning(
                 "expired answers of idempotent requests were not deleted [weblock.answers_not_deleted]",
                 exc_info=True,
