@@ -206,7 +206,7 @@ def test_only_some_events(url: str) -> None:
         (["print"], "observer 'print' cannot be called: give a function that takes one event"),
         (print, "must be a list of functions"),
         ("print", "must be a list of functions"),
-        ([asyncio.sleep], "is async, and no event loop runs where events are told"),
+        ([asyncio.sleep], "is async, and observers are called where no event loop runs"),
     ],
     ids=["no function", "a function", "a string", "async"],
 )
@@ -218,7 +218,9 @@ def test_what_is_no_observer_is_refused(observers: Any, why: str) -> None:
 
 def test_what_is_no_kind_of_event_is_refused() -> None:
     """``only`` takes classes of events, and says so."""
-    with pytest.raises(ConfigurationError, match=r"no kind of event: give classes of weblock\.ev"):
+    with pytest.raises(
+        ConfigurationError, match=r"not a kind of event: give classes of weblock\.ev"
+    ):
         Observer(print, only=["lost"])  # type: ignore[list-item]
 
 

@@ -92,9 +92,9 @@ class BaseLocks:
         reach, wanted = SCOPES.index(engine.scope), SCOPES.index(options.require_scope)
         if reach < wanted:
             raise ConfigurationError(
-                f"engine {engine.name} reaches as far as scope={engine.scope!r}, but"
-                f" require_scope={options.require_scope!r}: choose an engine that is shared by all"
-                " machines, such as redis://",
+                f"engine {engine.name} has scope={engine.scope!r}, but"
+                f" require_scope={options.require_scope!r}: choose an engine that all machines share,"
+                " such as redis://",
                 code="unsuitable_engine",
             )
         with registering():

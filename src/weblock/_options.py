@@ -36,8 +36,8 @@ SHORTEST_EXPIRY: Final = 0.001
 LONGEST: Final = 366 * 86400.0
 
 _ENDLESS: Final = {
-    "wait": ": 0 never waits, and None waits without end",
-    "max_hold": "; None stands for no limit",
+    "wait": ": 0 never waits, and None waits indefinitely",
+    "max_hold": "; None means no limit",
 }
 
 LARGEST_LIMIT: Final = 1_000_000
@@ -270,8 +270,8 @@ def _refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
             raise TypeError(f"there is no option {name!r}: did you mean {_OTHER_NAMES[name]}?")
         if name in _OF_ENGINES:
             raise TypeError(
-                f"there is no option {name!r} of a lock; an engine has it, and it stands in the URL:"
-                f" redis://host?{name}=..."
+                f"there is no option {name!r} of a lock: it is an option of the engine, which belongs"
+                f" into the URL, as in redis://host?{name}=..."
             )
         raise TypeError(unknown("option", name, known))
 
@@ -311,7 +311,7 @@ def _drift(value: Any) -> float:
         or not 0 <= value <= MOST_DRIFT
     ):
         raise ConfigurationError(
-            f"drift={value!r:.80} must be a share from 0 to {MOST_DRIFT:g}: 0.01 stands for clocks that"
+            f"drift={value!r:.80} must be a fraction from 0 to {MOST_DRIFT:g}: 0.01 allows clocks to"
             " differ by 1 %"
         )
     return float(value)
@@ -437,8 +437,8 @@ def refuse_generator(work: object) -> None:
     """Raise ``TypeError`` for a generator function, whose body runs when its lease has been released."""
     if inspect.isgeneratorfunction(work) or inspect.isasyncgenfunction(work):
         raise TypeError(
-            f"{work!r:.200} is a generator, and what it does comes after the call, when nothing is"
-            " locked any more: hold the key in its body, or around the loop over it"
+            f"{work!r:.200} is a generator, which runs after the call, when the key is no longer"
+            " held: hold the key in its body, or around the loop over it"
         )
 
 

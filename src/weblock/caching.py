@@ -107,8 +107,8 @@ class Keeping:
                 entry = self._codec.dumps(entry)
             except TypeError as error:
                 raise ConfigurationError(
-                    f"this cache cannot keep the value that was computed for {key!r:.200}"
-                    f" ({error}): compute another one, or give codec=pickle"
+                    f"the value that was computed for {key!r:.200} cannot be stored in this cache"
+                    f" ({error}): return another value, or use codec=pickle"
                 ) from error
             value = self._codec.loads(entry)[_VALUE]
         put = self._method("set")
@@ -247,8 +247,8 @@ def _word_for_expiry(cache: object, put: Callable[..., Any]) -> str | None:
         if driver in _drivers(cache):
             return word
     raise ConfigurationError(
-        f"cache={cache!r:.200} does not tell how to give its set() an expiry, because that takes"
-        f" {takes}: give an object with get(key) and set(key, value, timeout) that"
+        f"cache={cache!r:.200} cannot be given an expiry, because its set() takes"
+        f" {takes}: give an object with get(key) and set(key, value, timeout), which"
         " passes the seconds on"
     )
 

@@ -169,8 +169,8 @@ class EngineRecovering(EngineUnavailable):
     def __init__(self, engine: str, reason: str, *, retry_after: float) -> None:
         super().__init__(
             engine,
-            f"{reason}, and may have forgotten leases that are still held: it grants none for"
-            f" {retry_after:.3g} s more (recovery)",
+            f"{reason}, and might have lost leases that are still held: it grants none for"
+            f" another {retry_after:.3g} s (recovery)",
         )
         self.retry_after = retry_after
 
@@ -215,8 +215,8 @@ class BodyTimeout(WeblockError):
 
     def __init__(self, body_wait: float) -> None:
         super().__init__(
-            f"the client sent neither 64 KiB nor the end of its request body within {body_wait:g} s,"
-            " the longest that a request that locks waits for it: see the option body_wait"
+            f"the client sent neither 64 KiB nor the end of its request body within"
+            f" body_wait={body_wait:g} s: raise body_wait=, or have a proxy buffer request bodies"
         )
         self.body_wait = body_wait
 
@@ -342,7 +342,7 @@ class AlreadyHeld(WeblockError, RuntimeError):
             reason = (
                 f"{held}, together with other holders, and cannot change to a smaller limit: two callers"
                 " that tried would wait for each other forever. Release it and acquire it again, or"
-                " acquire it with the smaller limit at first."
+                " acquire it with the smaller limit from the start."
             )
         elif waits:
             reason = (

@@ -339,7 +339,7 @@ class KeyTemplate:
         for name, converter, literal in self._places:
             if name not in values:
                 known = ", ".join(sorted(map(str, values))) or "none"
-                raise InvalidKey(f"key template {self.text!r} needs {name!r}; there is: {known}")
+                raise InvalidKey(f"key template {self.text!r} needs {name!r}; available: {known}")
             value = values[name]
             if converter and isinstance(value, str):
                 spelled = canonical(value)
@@ -416,8 +416,8 @@ class KeyTemplate:
             if not takes:
                 there = ", ".join(signature.parameters) or "none"
                 raise ConfigurationError(
-                    f"key template {self.text!r} needs {name!r}, which is no parameter of"
-                    f" {function.__qualname__}; there is: {there}",
+                    f"key template {self.text!r} needs {name!r}, which is not a parameter of"
+                    f" {function.__qualname__}; available: {there}",
                     code="missing_value",
                 )
 
@@ -444,7 +444,7 @@ def _place(text: str, piece: str) -> tuple[str, str]:
     name, converter = found[1], found[2] or ""
     if converter and converter not in CONVERTERS:
         raise ConfigurationError(
-            f"key template {text!r} has the converter {converter!r}; there is"
+            f"key template {text!r} has the converter {converter!r}; available:"
             f" {', '.join(sorted(CONVERTERS))}"
         )
     return name, converter

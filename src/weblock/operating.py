@@ -31,7 +31,7 @@ MOST: Final = 1000
 
 NOTHING: Final = "No key is held or waited for."
 
-CONFIRM: Final = "Take it away?"
+CONFIRM: Final = "Release it by force?"
 
 NO_TERMINAL: Final = (
     "standard input is not a terminal, so this cannot ask for confirmation: use --force"
@@ -75,7 +75,7 @@ def release(
     """
     info, name = locks.inspect(key), printable(key)
     if info is None or info.holder is None:
-        raise NotReleased(f"nobody holds {name}")
+        raise NotReleased(f"{name} is not held")
     wanted = info.fence if fence is None else fence
     if gently is not None:
         fences = _fences_of(info)
@@ -86,14 +86,14 @@ def release(
         if agrees:
             raise NotReleased(
                 f"{name} is still held by {holder_of(info)}, which was asked to release it:"
-                " raise --timeout, or take it away with --force",
+                " raise --timeout, or release it with --force",
                 still_held=True,
             )
     elif agrees and not agrees(_question(info)):
         raise NotReleased("nothing was released")
     taken = take_away(locks, key, fence=wanted, by=by)
     if taken is None:
-        raise NotReleased(f"nobody holds {name} any more")
+        raise NotReleased(f"{name} is no longer held")
     passed = f" It passes to {printable(taken.waiters[0])}." if taken.waiters else ""
     return f"Released {name}, taken from {holder_of(taken)}.{passed}", taken
 
@@ -193,7 +193,7 @@ def listed(infos: Sequence[KeyInfo], *, as_json: bool) -> str:
 
 def more_than(limit: int) -> str:
     """Return what to warn of where just as many keys were found as were to be listed."""
-    return f"There may be more than these {limit}: see --limit."
+    return f"Only the first {limit} keys are shown: raise --limit."
 
 
 def shown(key: str, info: KeyInfo | None, *, as_json: bool) -> str:
@@ -230,8 +230,8 @@ def _of(holder: HolderInfo) -> str:
 
 def _question(info: KeyInfo) -> str:
     """Return what to know before a lease is taken away."""
-    all_lose = f" All {len(info.holders)} holders lose it." if len(info.holders) > 1 else ""
+    all_lose = f" All {len(info.holders)} holders will lose it." if len(info.holders) > 1 else ""
     return (
         f"{printable(info.key)} is held by {holder_of(info)}, for {duration(info.held_for)}."
-        f" If that is still running, it and the next holder overlap.{all_lose}"
+        f" If the holder is still running, it and the next holder will overlap.{all_lose}"
     )

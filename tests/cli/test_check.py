@@ -396,7 +396,7 @@ def test_everything_that_cannot_work_is_said(run, told) -> None:
     assert len(said) == 3
     assert "POST /a/{text}: lock('a:{nothing}') needs the path parameter 'nothing'" in said[0]
     assert "POST /b/{text}: lock('b:{nothing}') needs the path parameter 'nothing'" in said[1]
-    assert "POST /c/{text}: lock('c:{text}') is made of 'text' as the URL spells it" in said[2]
+    assert "POST /c/{text}: lock('c:{text}') contains 'text' as the URL spells it" in said[2]
     assert len(told("check", "cli_shop:wrong")["wrong"]) == 3
     done = run("check", "cli_shop:bare")
     assert done.exit_code == 1
@@ -494,17 +494,17 @@ def test_a_django_project_is_known_by_its_handler(tmp_path: Path) -> None:
         "order": "after the middleware",
     }
     assert rule["what"] == "WEBLOCK['default']['RULES'].0: view 'nowhere'"
-    assert "is about no view that a URL leads to" in facts["wrong"][0]
+    assert "matches no view that a URL leads to" in facts["wrong"][0]
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["cli_shop"], "names no application"),
+        (["cli_shop"], "does not name an application"),
         (["no_such_shop:app"], "cannot be imported"),
         (["cli_shop:application"], "cannot be imported"),
         (["cli_shop:app", "GET"], "a request is a method and a path"),
-        (["cli_shop:app", "GET", "items"], 'starts with "/"'),
+        (["cli_shop:app", "GET", "items"], 'must start with "/"'),
     ],
 )
 def test_what_cannot_be_checked_is_refused(run, arguments: list[str], said: str) -> None:

@@ -172,7 +172,9 @@ def test_clocks_are_compared(ahead: float, level: Level) -> None:
     ]
     (finding,) = of_clocks(seen)
     assert finding.level is level
-    assert f"differ by {ahead:.3f} s; that of b:1 is {ahead:.3f} s ahead of ours" in finding.text
+    assert (
+        f"differ by {ahead:.3f} s; the clock of b:1 is {ahead:.3f} s ahead of ours" in finding.text
+    )
     (alone,) = of_clocks(seen[1:])
     assert alone.level is Level.OK
 
@@ -185,7 +187,10 @@ def test_a_slow_engine_is_warned_of(monkeypatch, told) -> None:
     """An engine that takes long to answer is a warning, with what to do."""
     monkeypatch.setattr(doctor, "SLOW", 0.0)
     found = findings(told, "--url", "memory://")["round trip"]
-    assert (found["level"], found["remedy"]) == ("warning", "Run it nearer to the application.")
+    assert (found["level"], found["remedy"]) == (
+        "warning",
+        "Run the server closer to the application.",
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,7 +261,7 @@ def test_sentinels_are_examined(run, told) -> None:
 def test_what_a_failover_does_depends_on_recovery(recovery: str, said: str) -> None:
     """A primary with replicas is told what a failover may do with these settings."""
     finding = found({"connected_slaves": "2"}, f"redis://x?recovery={recovery}")["replicas"]
-    assert f"forget the last ones, and {said}" in finding.text
+    assert f"lose the last ones, and {said}" in finding.text
 
 
 def test_memcached_that_is_unfit_is_told_why() -> None:
@@ -265,7 +270,7 @@ def test_memcached_that_is_unfit_is_told_why() -> None:
         found = {each.subject: each for each in open_engine(server.url()).diagnose()}
     finding = found["eviction"]
     assert finding.level is Level.PROBLEM
-    assert finding.text == "It may throw leases away when its memory is full."
+    assert finding.text == "It might evict leases when its memory is full."
     assert finding.remedy.startswith("Start it with -M")
 
 

@@ -33,7 +33,7 @@ def test_list_takes_a_prefix_and_a_limit(run, told, locks: Locks) -> None:
     """Only the keys that begin with the prefix are listed; where there may be more, that is said."""
     with busy(locks, "item:1", "a"), busy(locks, "item:2", "b"), busy(locks, "order", "c"):
         assert [each["key"] for each in told("list", "item:")] == ["item:1", "item:2"]
-        assert "There may be more than these 1" in run("list", "--limit", "1").stderr
+        assert "Only the first 1 keys are shown" in run("list", "--limit", "1").stderr
     assert run("list").stdout == "No key is held or waited for.\n"
     assert told("list") == []
 
@@ -113,8 +113,8 @@ def test_programs_are_told_of_errors_in_json(run) -> None:
         (["list", "--url", "rediss:/:s3cret@x"], "this one has no scheme"),
         (["list", "--url", "redsi://:s3cret@x"], "did you mean 'redis://'?"),
         (["show", "a\nb"], "control character"),
-        (["redis://:s3cret@x", "list"], "comes behind --url"),
-        (["doctor", "redis://:s3cret@x"], "comes behind --url"),
+        (["redis://:s3cret@x", "list"], "give the engine's URL with --url"),
+        (["doctor", "redis://:s3cret@x"], "give the engine's URL with --url"),
         (["ping", "again"], "unexpected argument: again"),
         (["lst"], "No such command"),
     ],

@@ -95,5 +95,5 @@ def test_another_holder_is_spared(run, told, locks: Locks) -> None:
 def test_a_free_key_cannot_be_released(run, told) -> None:
     """To release what nobody holds exits with 1, and says so."""
     done = run("release", "item:1", "--force")
-    assert (done.exit_code, done.stderr) == (1, "weblock: nobody holds item:1\n")
+    assert (done.exit_code, done.stderr) == (1, "weblock: item:1 is not held\n")
     assert told("release", "item:1", "--force") == {"released": False}

@@ -265,7 +265,7 @@ def test_commands_hold_a_key_together(weblock, locks, option, beside) -> None:
         (["--limit", "3", "--shared"], "--limit 3 and --shared exclude each other: --limit 3 lets"),
         (["--ttl", "4", "--kill-after", "3"], "--kill-after 3 is more than half of --ttl 4"),
         (["--wait", "-1"], "'--wait': -1.0 is not in the range"),
-        (["--at-least", "9", "--max-hold", "5"], "not more than --max-hold"),
+        (["--at-least", "9", "--max-hold", "5"], "not be more than --max-hold"),
         (["--ttl", "soon"], "not a valid float"),
     ],
 )
@@ -307,7 +307,7 @@ def test_files_cannot_keep_a_key_locked(weblock: Program) -> None:
     """``file://`` frees a key when its process has ended, so ``--at-least`` is refused there."""
     done = weblock.run("run", "nightly", "--at-least", "60", "--", "echo", "ran")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "name an engine that several machines share" in done.stderr
+    assert "use an engine that several machines share" in done.stderr
 
 
 def test_a_command_that_would_wait_for_itself_is_refused(weblock: Program) -> None:
@@ -315,7 +315,7 @@ def test_a_command_that_would_wait_for_itself_is_refused(weblock: Program) -> No
     again = f"{quote(sys.executable)} -m weblock run"
     done = weblock.run("run", "k", "--", "sh", "-c", f"{again} b -- {again} k -- echo ran")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "a weblock run around this one holds 'k'" in done.stderr
+    assert "an outer weblock run holds 'k'" in done.stderr
 
 
 @pytest.mark.parametrize(("url", "code"), [("memory://", 2), ("noop://", 0)])

@@ -20,7 +20,7 @@ def test_a_lease_that_was_forgotten_is_given_back(locks, one, other, caplog) -> 
     lease = other.do(locks.acquire, "forgotten", ttl=60, wait=30)
     other.do(lease.release)
     said = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert any("forgotten" in each and "nobody refers" in each for each in said)
+    assert any("forgotten" in each and "no longer referenced" in each for each in said)
 
 
 def _acquire_and_forget(locks, one) -> None:

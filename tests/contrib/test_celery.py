@@ -507,8 +507,8 @@ class TestWhatCannotWork:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"lock": "a:{other}"}, "no parameter of .*pay; there is: number"),
-            ({"lock": "a:{1}"}, "needs '1', which is no parameter"),
+            ({"lock": "a:{other}"}, "not a parameter of .*pay; available: number"),
+            ({"lock": "a:{1}"}, "needs '1', which is not a parameter"),
             ({"lock": []}, "name at least one key"),
             ({"lock": 7}, "a lock key is a string"),
             ({"on_busy": "never"}, "'wait', 'skip' or 'retry'"),
@@ -652,5 +652,7 @@ class TestSettings:
     def test_settings_that_cannot_work(self, bare, url):
         """An unknown one is named, and so are a URL and locks at once."""
         bare.conf.weblock_timeout = 3
-        with pytest.raises(ConfigurationError, match=r"weblock_timeout; there is weblock_url"):
+        with pytest.raises(
+            ConfigurationError, match=r"weblock_timeout is not a setting; available: weblock_url"
+        ):
             _ = WebLock(bare, url).locks

@@ -689,7 +689,9 @@ async def test_a_connection_without_a_session_is_warned_of(database, url, caplog
     async with client_of(app) as client:
         assert (await client.post("/")).status_code == 200
         assert (await client.post("/")).status_code == 200
-    told = [each.message for each in caplog.records if "of its own" in each.message]
+    told = [
+        each.message for each in caplog.records if "its own database connection" in each.message
+    ]
     assert len(told) == 1
 
 

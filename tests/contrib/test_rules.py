@@ -213,7 +213,7 @@ class TestRefusals:
     )
     def test_the_syntax_of_others_is_refused(self, path):
         """A path that would match nothing but itself is no rule, and the error says how to write it."""
-        with pytest.raises(ConfigurationError, match=r"matched as it stands: .*\{name:int\}"):
+        with pytest.raises(ConfigurationError, match=r"matched literally: .*\{name:int\}"):
             Rule(path, key="x")
         assert Rule(re.compile(re.escape(path)), key="x").path.match(path) is not None
 

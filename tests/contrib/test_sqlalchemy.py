@@ -324,7 +324,7 @@ class TestTheDatabaseAsReferee:
             session.add(Item())
             session.flush()
             for each in ("COMMIT", "SELECT 1; COMMIT"):
-                with pytest.raises(ConfigurationError, match="ends the transaction by itself"):
+                with pytest.raises(ConfigurationError, match="ends the transaction before"):
                     session.execute(text(each))
         assert items(fenced) == 0
 

@@ -154,7 +154,7 @@ def test_one_new_caller_asks_an_engine_once_that_is_known_to_be_down() -> None:
     assert runtime.clock == down
     answers = locker.store.answers  # type: ignore[attr-defined]
     answers[:] = [BUSY, None]
-    with pytest.raises(EngineUnavailable, match="has answered nobody for"):
+    with pytest.raises(EngineUnavailable, match="has answered no caller for"):
         drive(locker.acquire(["k"], TERMS, 3))
     assert answers == [BUSY, None]
     runtime.clock += 0.1

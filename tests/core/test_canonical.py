@@ -149,7 +149,9 @@ def test_text_that_does_not_convert_is_the_requesters_error() -> None:
 
 def test_an_unknown_converter_is_refused() -> None:
     """The error lists those that there are."""
-    with pytest.raises(ConfigurationError, match=r"converter 'integer'; there is int, lower, str"):
+    with pytest.raises(
+        ConfigurationError, match=r"converter 'integer'; available: int, lower, str"
+    ):
         KeyTemplate.parse("item:{pk:integer}")
 
 

@@ -151,8 +151,8 @@ def test_a_malformed_template_is_refused(text: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({}, "needs 'item_id'; there is: none"),
-        ({"other": 1}, "needs 'item_id'; there is: other"),
+        ({}, "needs 'item_id'; available: none"),
+        ({"other": 1}, "needs 'item_id'; available: other"),
         ({"item_id": ""}, "empty value"),
         ({"item_id": "\ud800"}, "lone surrogate"),
         ({"item_id": "x" * 600}, "at most 512"),
@@ -172,7 +172,7 @@ def test_a_template_names_parameters() -> None:
     key_of = KeyTemplate.parse("{shop}/{item}/{flag}").for_call_of(function)
     assert key_of((7,), {}) == "main/7/False"
     assert key_of((7, "x", 1), {"flag": True}) == "x/7/True"
-    with pytest.raises(ConfigurationError, match=r"needs 'items'.*function; there is: item, shop"):
+    with pytest.raises(ConfigurationError, match=r"needs 'items'.*function; available: item, shop"):
         KeyTemplate.parse("{items}").for_call_of(function)
     with pytest.raises(TypeError, match="missing a required argument"):
         key_of((), {})

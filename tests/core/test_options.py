@@ -110,7 +110,7 @@ def test_engines_read_an_option_alike(engine: str, yes: str) -> None:
 
 def test_a_wait_below_nothing(url: str) -> None:
     """The limits are told in units that one can read, and so is how to wait without end."""
-    told = "wait=-1 must be 0 seconds to 366 days: 0 never waits, and None waits without end"
+    told = "wait=-1 must be 0 seconds to 366 days: 0 never waits, and None waits indefinitely"
     with pytest.raises(ConfigurationError, match=told):
         Locks.from_url(url, wait=-1)
 
@@ -150,9 +150,9 @@ def test_a_timedelta_is_seconds(url: str) -> None:
         ("blocking_timeout", "did you mean wait="),
         ("expire", "did you mean ttl="),
         ("auto_renewal", "did you mean renew="),
-        ("max_waiter", "'max_waiter': did you mean 'max_waiters'[?] There are drift, label"),
-        ("colour", "'colour'; there are drift, label, limit"),
-        ("prefix", r"an engine has it, and it stands in the URL: redis://host\?prefix="),
+        ("max_waiter", "'max_waiter': did you mean 'max_waiters'[?] Available: drift, label"),
+        ("colour", "'colour'; available: drift, label, limit"),
+        ("prefix", r"belongs into the URL, as in redis://host\?prefix="),
     ],
 )
 def test_an_unknown_option(face: Any, url: str, name: str, told: str) -> None:
@@ -214,8 +214,8 @@ def test_locks_without_an_engine(face: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (7, "builtins.int has no scheme, for it is no URL: an engine URL is a string"),
-        ({}, "builtins.dict has no scheme"),
+        (7, "builtins.int is not a URL: an engine URL is a string"),
+        ({}, "builtins.dict is not a URL"),
         (Path("/run/locks"), "for a directory, write file:///run/locks"),
         (redis.Redis(), "give a ready client to from_client"),
     ],
@@ -270,7 +270,7 @@ CANARY = "S3cretCanary"
         (f"zookeeper://user:{CANARY}", "names no server with 'user'"),
         (f"memcached://host?prefix={CANARY}@2", "%40"),
         (f"nosuch://user:{CANARY}@host", "no engine for the URL scheme 'nosuch://'.*memory://"),
-        (f"nosuch://user:{CANARY}[@host", "scheme 'nosuch://'; there are"),
+        (f"nosuch://user:{CANARY}[@host", "scheme 'nosuch://'; available:"),
         (f"redsi://user:{CANARY}\u2100@host", "did you mean 'redis://'[?]"),
         (
             "redis://host?allow_evictions=1",
@@ -279,13 +279,13 @@ CANARY = "S3cretCanary"
         ("redis://host?timeout=1&timeout=2", "option 'timeout' twice"),
         ("zookeeper://host?sesion_timeout=1", "did you mean 'session_timeout'"),
         ("memcached://host?allow_eviction=perhaps", "must be true or false"),
-        ("memory://?recovery=3", "no memory:// option 'recovery'; there is none"),
+        ("memory://?recovery=3", "no memory:// option 'recovery'; available: none"),
         ("noop://?wait=3", "no noop:// option 'wait'"),
         (f"file://user:{CANARY}@host/path", "three slashes"),
         (f"file://user:{CANARY}[@host/path", "three slashes"),
         (f"file://user:{CANARY}\u2100@host/path", "three slashes"),
         ("file://relative/path", "three slashes"),
-        ("file:///path?mode=1", "no file:// option 'mode'; there are allow_container"),
+        ("file:///path?mode=1", "no file:// option 'mode'; available: allow_container"),
         ("file:///path?allow_container=maybe", "must be true or false"),
         ("file:///path#part", "three slashes"),
         ("file:///path%00", "three slashes"),

@@ -47,7 +47,10 @@ def test_one_of_many_checks_is_warned_of_once(
     checks.told.clear()  # As another worker would begin.
     Locks.from_url(url).close()
     (told,) = warnings_in(caplog)
-    assert f"this looks like {platform}, where others may run the same application" in told
+    assert (
+        f"this looks like {platform}: other containers or machines might run the same application"
+        in told
+    )
     assert "redis://" in told
 
 
@@ -94,7 +97,7 @@ def test_the_remedy_for_the_default_directory_is_its_url(
     monkeypatch.setattr(_engines, "_registry", _engines._Registry())  # The default may be in use.
     Locks.from_url().close()
     (told,) = warnings_in(caplog)
-    assert told.endswith(" set file://?allow_container=true")
+    assert told.endswith(" set file://?allow_container=true [weblock.container]")
 
 
 def test_the_remedy_for_a_named_directory_is_its_url(
@@ -104,4 +107,4 @@ def test_the_remedy_for_a_named_directory_is_its_url(
     Locks.from_url(f"{url}-shared?allow_container=true").close()
     assert not warnings_in(caplog)
     Locks.from_url(url).close()
-    assert warnings_in(caplog)[0].endswith(f" set {url}?allow_container=true")
+    assert warnings_in(caplog)[0].endswith(f" set {url}?allow_container=true [weblock.container]")

@@ -100,14 +100,14 @@ def test_a_symbolic_link_in_place_of_the_directory_is_refused(folder: Path, url:
     folder.with_name("elsewhere").mkdir(0o700)
     folder.symlink_to("elsewhere")
     for each in (url, f"{url}/", f"{url}//"):
-        with pytest.raises(ConfigurationError, match="no directory of its own"):
+        with pytest.raises(ConfigurationError, match="not a directory itself"):
             Locks.from_url(each)
 
 
 def test_a_file_in_place_of_the_directory_is_refused(folder: Path, url: str) -> None:
     """The error says that it is no directory."""
     folder.write_text("")
-    with pytest.raises(ConfigurationError, match="no directory of its own"):
+    with pytest.raises(ConfigurationError, match="not a directory itself"):
         Locks.from_url(url)
 
 
@@ -309,7 +309,7 @@ def test_two_spellings_of_one_path_are_one_engine(
 def test_a_second_path_of_one_directory_is_refused(tmp_path: Path, locks: Locks) -> None:
     """In one process. It could not see that it waits for itself, and a link can be moved."""
     (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(ConfigurationError, match="are one directory: name it by one path"):
+    with pytest.raises(ConfigurationError, match="are the same directory: use one path"):
         Locks.from_url(f"file://{tmp_path}/link/locks")
     locks.acquire("k").release()
 

@@ -250,7 +250,7 @@ class TestNodes:
     @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff", b"[1, 2, 3, 4, 5, 6, 7]"])
     def test_what_no_weblock_wrote_is_no_lease(self, data: bytes) -> None:
         """It is shown, and taken for nothing."""
-        with pytest.raises(ConfigurationError, match="no lease of weblock"):
+        with pytest.raises(ConfigurationError, match="not a lease of weblock"):
             content_of(data)
 
 

@@ -81,7 +81,7 @@ async def test_one_thread_proves_nothing() -> None:
 
 def test_nobody_inside_proves_nothing() -> None:
     """Calls that never get inside are no proof, and what they got instead is said."""
-    with pytest.raises(AssertionError, match=r"0 of 2 .* says nothing.* 2 x 'other'"):
+    with pytest.raises(AssertionError, match=r"0 of 2 .* proves nothing.* 2 x 'other'"):
         assert_serialized(lambda: "other", inside=MAKE, times=2)
 
 

@@ -505,7 +505,7 @@ class Acquisition:
             locker.switchboard.bells[self.owner] = self._bell
             may_be_down = observers.heeds_answers and locker.fails_as_one
             if may_be_down and (down_for := locker.health.spares(runtime.now())):
-                raise self._unavailable(f"it has answered nobody for {down_for:.1f} s")
+                raise self._unavailable(f"it has answered no caller for {down_for:.1f} s")
             while True:
                 if locker.is_closed or keeper.over:
                     raise locker.closed_error()
@@ -702,7 +702,7 @@ class Acquisition:
         if not isinstance(answer, Busy):
             if locker.over:  # To close gives back what is waited for.
                 return locker.closed_error()
-            return self._unavailable("it refused the claim")
+            return self._unavailable("it rejected the request")
         self._busy, self._leaves_traces = answer, self._in_doubt or answer.elsewhere
         if self._is_repeated and (refusal := self._would_hold_up_others()):
             return refusal

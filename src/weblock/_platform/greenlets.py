@@ -55,8 +55,8 @@ def refuse_other_threads() -> None:
         _first.hub = hub
     if hub is not _first.hub:
         raise ConfigurationError(
-            "this thread is not the one whose greenlets use weblock's locks, but perhaps one of gevent's"
-            " threadpool: acquire and release in a greenlet, and run only the work between in the"
+            "this thread does not run the greenlets that use weblock's locks: it might belong to"
+            " gevent's threadpool. Acquire and release in a greenlet, and run only the work in the"
             " threadpool",
             code="wrong_thread",
         )

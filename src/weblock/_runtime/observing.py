@@ -181,15 +181,15 @@ class Observer:
             getattr(call, "__call__", None)  # noqa: B004 - an object's method may be async
         ):
             raise ConfigurationError(
-                f"observer {call!r:.80} is async, and no event loop runs where events are told: give a"
-                " function, which may pass the event on with loop.call_soon_threadsafe"
+                f"observer {call!r:.80} is async, and observers are called where no event loop runs: give a"
+                " function, which can pass the event on with loop.call_soon_threadsafe"
             )
         named: Any = only
         kinds = tuple(named) if isinstance(named, Iterable) else (named,)
         for kind in kinds:
             if kind not in EVENTS.values():
                 raise ConfigurationError(
-                    f"only={kind!r:.80} is no kind of event: give classes of weblock.events, as in"
+                    f"only={kind!r:.80} is not a kind of event: give classes of weblock.events, as in"
                     " only=[weblock.events.Lost]"
                 )
         self._call = call

@@ -167,7 +167,7 @@ class App(click.Group):
 
 def _refuse_url(word: str, context: click.Context) -> None:
     if "://" in word:
-        raise click.UsageError("an engine's URL comes behind --url, or in WEBLOCK_URL", context)
+        raise click.UsageError("give the engine's URL with --url, or in WEBLOCK_URL", context)
 
 
 def command(name: str) -> Callable[[Callable[..., None]], Command]:

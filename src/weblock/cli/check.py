@@ -24,13 +24,13 @@ from .output import say
 @click.option("--app-dir", default=".", show_default=True, help="Where to look for MODULE first.")
 @pass_session
 def check_command(session: Session, app: str, request: tuple[str, ...], *, app_dir: str) -> None:
-    """Lists what a web or Celery application locks, and what cannot work.
+    """Lists what a web or Celery application locks, and what is wrong.
 
     For each locked route, rule, view or task it prints the keys, the options, the guard, the engine, and what comes
     before the lock. With METHOD and PATH, it prints only what serves that request; METHOD is WEBSOCKET for a
     websocket. It imports the application as its server does, and sends it nothing.
 
-    Exits with 1 if something cannot work, or nothing is locked.
+    Exits with 1 if something is wrong, or nothing is locked.
     """
     if len(request) not in (0, 2):
         raise click.UsageError("a request is a method and a path, as in POST /items/7")
@@ -60,7 +60,7 @@ def _load(name: str, folder: str) -> object:
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path):
         raise ConfigurationError(
-            f"{name!r:.80} names no application: write module:name, as in shop:app"
+            f"{name!r:.80} does not name an application: write module:name, as in shop:app"
         )
     # For good: an application may import more of its modules later.
     sys.path.insert(0, str(Path(folder).resolve()))

@@ -26,15 +26,15 @@ _COLOURS: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "r
 
 _LARGER: Final = "Use file:// for one machine, or redis:// for several."
 
-_ONE_PROCESS: Final = "Its leases reach as far as one process: other workers are not excluded."
+_ONE_PROCESS: Final = "Its leases apply to one process only: other workers are not excluded."
 
-_ONE_HOST: Final = "Its leases reach all processes of this machine, and no other machine."
+_ONE_HOST: Final = "Its leases apply to all processes of this machine, and to no other machine."
 
 _SCOPES: Final = {
-    "none": problem("scope", "It never locks: everybody gets every key.", _LARGER),
+    "none": problem("scope", "It never locks: every caller gets every key.", _LARGER),
     "process": warning("scope", _ONE_PROCESS, _LARGER),
     "host": Finding("scope", _ONE_HOST),
-    "cluster": Finding("scope", "Its leases reach all machines that use this URL."),
+    "cluster": Finding("scope", "Its leases apply to all machines that use this URL."),
 }
 
 
@@ -42,7 +42,7 @@ _SCOPES: Final = {
 @click.option(
     "--check",
     is_flag=True,
-    help="Say only what is wrong, and exit with 1 for a problem; for probes.",
+    help="Print only problems and warnings, and exit with 1 for a problem; for probes.",
 )
 @click.option(
     "--ttl",
@@ -53,9 +53,9 @@ _SCOPES: Final = {
 )
 @pass_session
 def doctor_command(session: Session, *, check: bool, ttl: float) -> None:
-    """Examines the engine, and says in plain sentences what is wrong with it and what to do.
+    """Examines the engine, and reports what is wrong with it and what to do.
 
-    Exits with 69 if it does not answer. With --check, exits with 1 if there is a problem; a warning is none.
+    Exits with 69 if it does not answer. With --check, exits with 1 if there is a problem; a warning is not a problem.
     """
     with session.locks() as locks:
         engine = locks.engine
@@ -113,7 +113,7 @@ def _tried(locks: Locks, *, measure: bool) -> Iterator[Finding]:
     try:
         trip = statistics.median(locks.ping() for _ in range(20))
         text = f"An answer takes {millis(trip)} (median of 20)."
-        slow = warning("round trip", text, "Run it nearer to the application.")
+        slow = warning("round trip", text, "Run the server closer to the application.")
         yield Finding("round trip", text) if trip < SLOW else slow
         locks.acquire(new_key(), wait=0).release()
         if locks.scope == "none":
@@ -126,11 +126,11 @@ def _tried(locks: Locks, *, measure: bool) -> Iterator[Finding]:
         left = error.retry_after or 0.0
         yield warning(
             "recovery",
-            f"It may have forgotten leases, and grants none for {left:.0f} s more (recovery).",
-            "Wait. If that comes again and again, find out what restarts it.",
+            f"It might have lost leases, and grants none for another {left:.0f} s (recovery).",
+            "Wait. If this happens repeatedly, find out what restarts it.",
         )
     except ConfigurationError as error:
-        yield problem("locking", f"It does not lock: {error}.", "See above.")
+        yield problem("locking", f"It does not lock: {error.message}.", "See above.")
     except EngineUnavailable as error:
         yield problem("reachable", f"It does not lock: {error.reason}.", "See above, or its log.")
 

@@ -16,10 +16,10 @@ from .output import console, say, table, warn
 
 @command("list")
 @click.argument("prefix", default="")
-@click.option("--limit", default=operating.MOST, show_default=True, help="How many keys at most.")
+@click.option("--limit", default=operating.MOST, show_default=True, help="Maximum number of keys.")
 @pass_session
 def list_command(session: Session, prefix: str, limit: int) -> None:
-    """Lists the keys that are held or waited for; only those that begin with PREFIX."""
+    """Lists the keys that are held or waited for; with PREFIX, only keys that start with it."""
     with session.locks() as locks:
         infos = locks.list(prefix, limit=limit)
     if infos and sys.stdout.isatty() and not session.json:
@@ -34,7 +34,7 @@ def list_command(session: Session, prefix: str, limit: int) -> None:
 @click.argument("key")
 @pass_session
 def show_command(session: Session, key: str) -> None:
-    """Shows who holds KEY, and who waits for it, in the order of their turn.
+    """Shows the holders of KEY, and its waiters in the order of the queue.
 
     Exits with 1 if the key is free.
     """
@@ -56,18 +56,18 @@ def show_command(session: Session, key: str) -> None:
     metavar="SECONDS",
     help="How long to wait with --gently; 30 by default.",
 )
-@click.option("--fence", type=int, help="Only if the holder has this fencing token.")
+@click.option("--fence", type=int, help="Release it only if the holder has this fencing token.")
 @pass_session
 def release_command(
     session: Session, key: str, *, force: bool, gently: bool, timeout: float, fence: int | None
 ) -> None:
-    """Takes KEY away from a holder that hangs.
+    """Releases KEY by force, from a holder that hangs.
 
     The key passes to the first waiter at once. The former holder learns of it when it next renews its
-    lease: until then both may be running. Exits with 1 if nothing was released.
+    lease: until then, both can be running. Exits with 1 if nothing was released.
 
-    With --gently the holder is asked to release it, and may go on: if it still holds the key after
-    the timeout, the command exits with 75, or takes it away if there is --force, too.
+    With --gently, the holder is asked to release the key. If it still holds the key after the timeout,
+    the command exits with 75, or with --force also releases the key by force.
     """
     try:
         with session.locks() as locks:

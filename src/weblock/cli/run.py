@@ -46,7 +46,7 @@ LOST: Final = 0
 @click.option(
     "--wait",
     type=click.FloatRange(0, LONGEST),
-    help="Seconds to wait for the key; without end, unless given.",
+    help="Seconds to wait for the key; by default, there is no limit.",
 )
 @click.option(
     "--skip-if-busy", is_flag=True, help="Exit with 0 if the key is busy, at once or after --wait."
@@ -69,13 +69,19 @@ LOST: Final = 0
     "--at-least",
     type=click.FloatRange(0),
     default=0.0,
-    help="Seconds that KEY stays locked, also if the command ends before.",
+    help="Seconds that KEY stays locked, even if the command ends earlier.",
 )
 @click.option(
-    "--limit", type=click.IntRange(1), help="How many may hold KEY together; 1, unless given."
+    "--limit",
+    type=click.IntRange(1),
+    help="How many holders KEY can have at the same time; 1 by default.",
 )
-@click.option("--shared", is_flag=True, help="Hold KEY with any number of others that share it.")
-@click.option("--label", help="What others see of the holder. [default: host:process command]")
+@click.option(
+    "--shared", is_flag=True, help="Hold KEY together with any number of other --shared holders."
+)
+@click.option(
+    "--label", help="The name of the holder for other callers. [default: host:process command]"
+)
 @pass_session
 def run_command(
     session: Session,
@@ -88,7 +94,7 @@ def run_command(
     at_least: float,
     **given: Any,
 ) -> None:
-    """Holds KEY while it runs a command, so that no other process holds it meanwhile.
+    """Holds KEY while it runs a command, so that no other process can hold it.
 
     With --limit 3, up to three hold it together. With --shared, any number of those that share it do,
     but none beside an exclusive holder: many readers, one writer.
@@ -122,8 +128,8 @@ def run_command(
         info = locks.inspect(key) if key in held else None
         if any(holder.fence == held[key] for holder in (info.holders if info else ())):
             raise ConfigurationError(
-                f"a weblock run around this one holds {key!r} until this one has ended, which would wait"
-                " for it forever: lock another key here, or run the command without weblock run"
+                f"an outer weblock run holds {key!r} until this one has ended, so this one would wait"
+                " forever: lock another key here, or run the command without weblock run"
             )
         run = Run(key, kill_after, at_least, in_json=session.json)
         try:
@@ -152,16 +158,16 @@ def _check(locks: Locks, hold: Mapping[str, Any], kill_after: float, at_least: f
         )
     if locks.scope == "process":
         raise ConfigurationError(
-            f"{locks.engine} locks inside one process, and excludes no other command: name file:// for"
+            f"{locks.engine} locks inside one process only, and excludes no other command: use file:// for"
             " one machine, redis:// for several, or noop:// to lock nothing",
             code="unsuitable_engine",
         )
     if at_least > hold.get("max_hold", LONGEST):
-        raise ConfigurationError(f"--at-least {at_least:g} must be not more than --max-hold")
+        raise ConfigurationError(f"--at-least {at_least:g} must not be more than --max-hold")
     if at_least and locks.scope == "host":
         raise ConfigurationError(
             f"{locks.engine} frees what a process held as soon as it ends, so --at-least cannot keep a"
-            " key locked there: name an engine that several machines share, such as redis://",
+            " key locked there: use an engine that several machines share, such as redis://",
             code="unsuitable_engine",
         )
 
@@ -263,7 +269,7 @@ class Run:
         if lost or self._kill_at is not None:
             return self.ends("lost", str(lost or ""), Code.LOST)
         if code == Code.SIGNALLED + signal.SIGKILL and time.monotonic() >= self._group.killed_at:
-            text = "weblock itself stood still, and the command was killed in time"
+            text = "weblock itself was paused, and the command was killed in time"
             return self.ends("lost", text, Code.LOST)
         return code
 

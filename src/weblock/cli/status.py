@@ -20,13 +20,13 @@ from .output import warn
 @command("status")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8765, show_default=True)
-@click.option("--allow-release", is_flag=True, help="Let those who see the page take leases away.")
-@click.option("--insecure", is_flag=True, help="Show it to everybody who can reach it.")
+@click.option("--allow-release", is_flag=True, help="Let users of the page release keys by force.")
+@click.option("--insecure", is_flag=True, help="Show the page to every client that can reach it.")
 @pass_session
 def status_command(
     session: Session, *, host: str, port: int, allow_release: bool, insecure: bool
 ) -> None:
-    """Serves a page that shows the keys in use, live, to everyone who has the URL that it prints.
+    """Serves a page that shows the keys in use, live, to every client that has the URL that it prints.
 
     Keys, holders and queues are those of the engine. Waits, losses and outages are shown by the
     page of an application, because its process is the one in which they happen.

@@ -78,9 +78,9 @@ class Looks:
 
 @command("watch")
 @click.argument("prefix", default="")
-@click.option("--interval", default=1.0, show_default=True, help="Seconds between two looks.")
-@click.option("--count", type=click.IntRange(min=1), help="End after so many looks.")
-@click.option("--limit", default=200, show_default=True, help="How many keys at most.")
+@click.option("--interval", default=1.0, show_default=True, help="Seconds between two updates.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this number of updates.")
+@click.option("--limit", default=200, show_default=True, help="Maximum number of keys.")
 @pass_session
 def watch_command(
     session: Session, prefix: str, interval: float, count: int | None, limit: int

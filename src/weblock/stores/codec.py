@@ -58,8 +58,8 @@ def from_bytes(data: bytes, where: str) -> KeyState:
     if version != VERSION:
         raise ConfigurationError(
             f"{where} has a state in the format {version[:20]!r}, and this version of weblock reads"
-            f" and writes the format {VERSION!r}: run the same version in all processes, or let each"
-            " version lock in a place of its own",
+            f" and writes the format {VERSION!r}: run the same version in all processes, or give each"
+            " version its own server, directory or table",
             code="other_format",
         )
     try:

@@ -60,7 +60,7 @@ class MemoryEngine(Engine):
         states = self.states
         with self.mutex:
             if self.busy:  # A signal handler has interrupted this thread below.
-                raise EngineUnavailable(self.name, "its own thread is at work in it")
+                raise EngineUnavailable(self.name, "this thread is already using it")
             try:
                 self.busy = True
                 now = self.now()

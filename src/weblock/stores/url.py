@@ -102,7 +102,7 @@ def refuse_what_is_no_url(url: object) -> None:
         hint = "give a ready client to from_client"
     else:
         hint = "an engine URL is a string like 'redis://localhost', or a list of them"
-    raise ConfigurationError(f"a {_type_of(url)} has no scheme, for it is no URL: {hint}")
+    raise ConfigurationError(f"a {_type_of(url)} is not a URL: {hint}")
 
 
 def _type_of(value: object) -> str:

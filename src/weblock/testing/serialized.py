@@ -110,13 +110,13 @@ def _judged(sections: Sections, outcomes: Sequence[R | BaseException], limit: in
         raise BaseExceptionGroup(f"{len(errors)} of {len(outcomes)} calls failed", errors)
     if len(seen) <= limit:
         raise AssertionError(
-            f"{len(seen)} of {len(outcomes)} concurrent calls got inside, which says nothing:"
-            f" {'two' if limit == 1 else limit + 1} or more must. {told(outcomes)}"
+            f"{len(seen)} of {len(outcomes)} concurrent calls got inside, which proves nothing:"
+            f" at least {'two' if limit == 1 else limit + 1} must. {told(outcomes)}"
         )
     if all(each.blocking for each in seen) and len({each.thread for each in seen}) == 1:
         raise AssertionError(
             f"all calls ran in one thread ({seen[0].thread.name}), where blocking code cannot"
-            " overlap, locked or not: this says nothing of the lock. Call from threads, with"
+            " overlap, locked or not: this proves nothing about the lock. Call from threads, with"
             " assert_serialized and a blocking client"
         )
     return [each for each in outcomes if not isinstance(each, BaseException)]

@@ -162,7 +162,7 @@ def test_marked_views_without_the_middleware(project: Any, monkeypatch: pytest.M
     project.MIDDLEWARE = [SESSIONS]
     assert "(and 1 more)" in found()["weblock.W003"]
     monkeypatch.setitem(connections.databases["other"], "ATOMIC_REQUESTS", True)
-    assert "(and 1 more) is refused" in found()["weblock.E003"]
+    assert "(and 1 more) is rejected" in found()["weblock.E003"]
     project.ROOT_URLCONF = urls(items=transaction.non_atomic_requests(lock("create_item")(items)))
     assert set(found()) == {"weblock.E003"}  # Of another database.
     view = transaction.non_atomic_requests(using="other")(lock("create_item")(items))
@@ -216,7 +216,7 @@ def test_locks_that_come_after_the_transaction(
     project.ROOT_URLCONF = (route(),)
     assert "weblock.E003" not in found()
     monkeypatch.setitem(connections.databases["other"], "ATOMIC_REQUESTS", True)
-    assert f"{name} is refused at each request" in found()["weblock.E003"]
+    assert f"{name} is rejected at each request" in found()["weblock.E003"]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_middleware_that_is_not_last(middleware: list[str], message: str, projec
 def test_keys_that_no_url_fills_in(project: Any) -> None:
     """A key that wants what the URL does not have is an error, before a request fails."""
     project.ROOT_URLCONF = urls(items=lock("item:{pk}:{query.page}")(items))
-    assert "needs 'pk' of its URL. The URL gives nothing." in found()["weblock.E004"]
+    assert "needs 'pk' from its URL. The URL has nothing." in found()["weblock.E004"]
 
 
 def test_aliases_that_there_are_not(project: Any) -> None:

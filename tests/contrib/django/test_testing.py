@@ -143,7 +143,7 @@ def test_a_view_that_waits_inside_is_found_out(middleware: bool, serve: Any, set
     else:
         settings.MIDDLEWARE = []
         serve(items=lock("create_item")(create_what_is_named))
-    with pytest.raises(ConfigurationError, match="items takes its lock itself"):
+    with pytest.raises(ConfigurationError, match="items acquires its lock inside"):
         assert_serialized(post, times=2)
     assert_serialized(post, times=2, inside=f"{__name__}.create")
 

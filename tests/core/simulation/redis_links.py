@@ -59,7 +59,7 @@ class SimulatedLink:
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
         links = self._links
         if not self.alive:
-            raise exceptions.ConnectionError("the connection was given up")
+            raise exceptions.ConnectionError("the connection was closed")
         exchange = Exchange(links.at, self._connection, parcel(commands, self.life))
         links.compare(exchange.request)
         self._under_way.append(exchange)

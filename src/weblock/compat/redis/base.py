@@ -95,8 +95,8 @@ class BaseLock(Generic[L]):
         """Handle an attempt to acquire what this thread or task already holds."""
         if terms["wait"] is None:
             raise self._error(
-                "Cannot acquire a lock that this very thread or task holds: it would wait for"
-                " itself without end"
+                "Cannot acquire a lock that this thread or task already holds: it would wait for"
+                " itself forever"
             )
         return False
 
@@ -164,8 +164,8 @@ _NO_CHOICE = (
 def _refuse_to_replace(name: str) -> None:
     if _INSIDE.match(name):
         raise LockError(
-            f"{name!r} of this lock cannot be replaced, for it has no such script or step: call"
-            " extend(seconds, replace_ttl=True) or reacquire() for another end of the lock"
+            f"{name!r} of this lock cannot be replaced, because it has no such script or step: to change"
+            " when the lock ends, call extend(seconds, replace_ttl=True) or reacquire()"
         )
 
 

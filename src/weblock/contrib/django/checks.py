@@ -131,14 +131,12 @@ def check_middleware(**_kwargs: object) -> list[CheckMessage]:
         marked = list(marked_views())
         if refused := {each.routed.dotted for each in marked if each.atomic}:
             text = (
-                f"@lock on {_some(refused)} is refused at each request: with ATOMIC_REQUESTS, the"
+                f"@lock on {_some(refused)} is rejected at each request: with ATOMIC_REQUESTS, the"
             )
             text = f"{text} transaction begins before the lock."
             missing.append(Error(text, hint=hint, id="weblock.E003"))
         if served := {each.routed.dotted for each in marked if not each.atomic}:
-            text = (
-                f"@lock on {_some(served)} takes the lock inside the view, after other decorators."
-            )
+            text = f"@lock on {_some(served)} acquires the lock inside the view, after other decorators."
             missing.append(Caution(text, hint=hint, id="weblock.W003"))
         return missing
     if found == [len(settings.MIDDLEWARE) - 1]:
@@ -147,9 +145,9 @@ def check_middleware(**_kwargs: object) -> list[CheckMessage]:
     what = f"before {after[0]!r}" if after else "more than once"
     return [
         Caution(
-            f"LockMiddleware stands {what} in MIDDLEWARE.",
-            hint="Put it last, once: what follows it runs inside the lock, and if it is not"
-            " async, requests under ASGI are refused.",
+            f"LockMiddleware is {what} in MIDDLEWARE.",
+            hint="Put it last, once: middleware after it runs inside the lock, and if that is not"
+            " async, requests under ASGI are rejected.",
             id="weblock.W002",
         )
     ]
@@ -173,7 +171,7 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
         ]
     atomic = [routed for routed in routed_views() if _is_atomic(routed.view)]
     if late := {name for routed in atomic for name in _beneath(routed)}:
-        text = f"@lock on {_some(late)} is refused at each request: with ATOMIC_REQUESTS, the"
+        text = f"@lock on {_some(late)} is rejected at each request: with ATOMIC_REQUESTS, the"
         hint = (
             "Put @lock above @api_view. For an operation of django-ninja or an action of the admin, write"
             " a rule for the view that calls it into RULES."
@@ -197,7 +195,7 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
             text = (
                 f"@lock on {routed.dotted} needs the alias {lock.alias!r}, which is not in WEBLOCK."
             )
-            found.append(Error(text, hint=f"There is {', '.join(known)}.", id="weblock.E005"))
+            found.append(Error(text, hint=f"Available: {', '.join(known)}.", id="weblock.E005"))
     return found
 
 
@@ -208,10 +206,10 @@ def check_rules(**_kwargs: object) -> list[CheckMessage]:
     for rule in (rule for rules in _readable_rules() for rule in rules):
         covered = [routed for routed in everywhere if rule.covers(routed.resolved)]
         if not covered:
-            text = f"{rule.label}, {rule.about}, is about no view that a URL leads to: it locks nothing."
+            text = f"{rule.label}, {rule.about}, matches no view that a URL leads to, so it locks nothing."
             hint = (
-                "Name a view or a namespace as reverse() does, 'shop:item' or 'shop'; and a route as the"
-                " URL configuration has it, without the language of i18n_patterns."
+                "Write the name of a view or a namespace as for reverse(), 'shop:item' or 'shop'; and a route"
+                " as in the URL configuration, without the language of i18n_patterns."
             )
             found.append(Caution(text, hint=hint, id="weblock.W005"))
         for routed in covered:
@@ -269,9 +267,9 @@ def check_guarded_locks(**_kwargs: object) -> list[CheckMessage]:
     }
     return [
         Error(
-            f"{what} lets several in (limit= or shared=), and the guard in the database needs an"
-            " exclusive lock: each request is refused.",
-            hint='Leave out limit= and shared=, or say guard="lease" for this lock.',
+            f"{what} allows several holders (limit= or shared=), but the guard in the database needs an"
+            " exclusive lock: each request is rejected.",
+            hint='Leave out limit= and shared=, or use guard="lease" for this lock.',
             id="weblock.E009",
         )
         for what in sorted(shared)
@@ -309,7 +307,8 @@ def listed(asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
         yield _listed(f"{rule.label}: {rule.about}", rule.lock)
     for message in run_checks(tags=["weblock"]):
         if message.level >= WARNING and not message.is_silenced():
-            yield ConfigurationError(f"{message.msg} {message.hint or ''} ({message.id})")
+            text, code = f"{message.msg} {message.hint or ''}", str(message.id)
+            yield ConfigurationError(text.rstrip(), code=code.removeprefix("weblock."))
 
 
 def _listed(what: str, lock: ViewLock | None) -> Locked:
@@ -351,12 +350,10 @@ def _mixed_guards() -> Iterator[CheckMessage]:
         alias = found.alias
         first = by_namespace.setdefault(found.options.get("namespace"), alias)
         if of_alias(first).url != found.url:
-            text = (
-                f"WEBLOCK[{first!r}] and WEBLOCK[{alias!r}] have two engines, one namespace and a"
-            )
+            text = f"WEBLOCK[{first!r}] and WEBLOCK[{alias!r}] have two engines, but one namespace and a"
             yield Error(
-                f"{text} GUARD: their fences would meet in one row.",
-                hint="Give one of them a NAMESPACE.",
+                f"{text} GUARD: their fences would share one row.",
+                hint="Give one of them another NAMESPACE.",
                 id="weblock.E007",
             )
 
@@ -389,9 +386,9 @@ def _of_alias(alias: str) -> Iterator[CheckMessage]:
         locations = there if isinstance(there, list | tuple) else re.split("[;,]", str(there))
         if databases.intersection(map(_database, locations)):
             yield Caution(
-                f"WEBLOCK[{alias!r}] and CACHES[{name!r}] are on one database of Redis: cache.clear() takes"
+                f"WEBLOCK[{alias!r}] and CACHES[{name!r}] share one database of Redis: cache.clear() deletes"
                 " every lease.",
-                hint="Give the locks a database number of their own, such as redis://localhost:6379/2.",
+                hint="Give the locks their own database number, such as redis://localhost:6379/2.",
                 id="weblock.W011",
             )
 
@@ -416,17 +413,17 @@ def _database(url: object) -> tuple[str, str] | None:
 def _missing(what: str, name: str, routed: RoutedView) -> CheckMessage:
     there = ", ".join(sorted(routed.names)) or "nothing"
     return Error(
-        f"{what} needs {name!r} of its URL.", hint=f"The URL gives {there}.", id="weblock.E004"
+        f"{what} needs {name!r} from its URL.", hint=f"The URL has {there}.", id="weblock.E004"
     )
 
 
 def _spellings(what: str, spellings: Iterable[tuple[str, str]]) -> Iterator[CheckMessage]:
     for template, name in spellings:
         yield Caution(
-            f"{what} has the key {template!r}, which is made of {name!r} as the URL spells it: '7',"
+            f"{what} has the key {template!r}, which contains {name!r} as the URL spells it: '7',"
             " '07' and '+7' would be three locks for one row.",
             hint=f"Write {{{name}:int}}, {{{name}:uuid}} or {{{name}:lower}} in the key, or"
-            f" <int:{name}> in the URL. {{{name}:str}} says that each spelling is another thing.",
+            f" <int:{name}> in the URL. {{{name}:str}} keeps each spelling as a separate key.",
             id="weblock.W006",
         )
 

@@ -298,7 +298,7 @@ def _execute(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> A
                 with transaction.atomic(using=connection.alias):
                     return execute(sql, params, many, context)
             raise ConfigurationError(
-                f"under a guard, {text!r:.100} is refused outside of a transaction, where it would commit"
+                f"under a guard, {text!r:.100} is rejected outside of a transaction, where it would commit"
                 f" unchecked: put it into transaction.atomic(using={connection.alias!r}), which is for"
                 f" connections[{connection.alias!r}] and not for a copy() of it",
                 code="unchecked_commit",
@@ -425,8 +425,8 @@ class Guard:
                 connection = connections[alias]
                 if not connection.settings_dict["AUTOCOMMIT"]:
                     raise ConfigurationError(
-                        f"the database {alias!r} has AUTOCOMMIT off: GUARD commits by itself before"
-                        " the work begins, and needs it on",
+                        f"the database {alias!r} has AUTOCOMMIT off, but GUARD commits before the"
+                        " work begins: turn it on",
                         code="unchecked_commit",
                     )
                 may_sweep = not connection.in_atomic_block  # That of a TestCase.

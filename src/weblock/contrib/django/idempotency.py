@@ -227,7 +227,7 @@ class ViewSpec(IdempotencySpec):
         connection = context["connection"]
         text = sql if isinstance(sql, str) else sql.as_string(connection.connection)  # of psycopg
         if kind_of(text, mysql=connection.vendor == "mysql") is Kind.COMMITS:
-            raise self._refusal(f"sends {text!r:.100}, which commits by itself")
+            raise self._refusal(f"sends {text!r:.100}, which commits implicitly")
         if connection.vendor == "sqlite" and not connection.connection.in_transaction:
             raise self._refusal("was rolled back by SQLite, as INSERT OR ROLLBACK does")
         return execute(sql, params, many, context)

@@ -93,9 +93,9 @@ class _Layer:
         if isinstance(request, ASGIRequest) and self._leases is ThreadLeases:
             # A thread each, if not one for all, where the holder's view would have to run, too.
             raise ConfigurationError(
-                "weblock's LockMiddleware stands before middleware that is not async, so that under"
-                " ASGI requests would wait in threads, and maybe in the one that the holder needs:"
-                " put it last into MIDDLEWARE",
+                "weblock's LockMiddleware precedes middleware that is not async. Under ASGI, requests"
+                " would wait in threads, possibly in the thread that the holder needs: put it last"
+                " into MIDDLEWARE",
                 code="not_locked",
             )
         try:
@@ -200,8 +200,8 @@ def lock(
     def decorate(view: F, *more: object, **url: object) -> F:
         if more or url or not callable(view):  # A request is served.
             raise ConfigurationError(
-                f"{wanted!r} was called to serve a request. @lock without a key takes the view for a"
-                ' function that makes keys: write @lock("create_item")',
+                f"{wanted!r} was called to serve a request. @lock without a key treats the view as a"
+                ' key function: write @lock("create_item")',
                 code="not_locked",
             )
         if isinstance(view, type):
@@ -211,8 +211,8 @@ def lock(
             )
         if is_ninja_operation(view):
             raise TypeError(
-                f"@lock stands above django-ninja's decorator of {view.__qualname__}, which has"
-                " registered what is below: put @lock below it"
+                f"@lock is above django-ninja's decorator of {view.__qualname__}, which has"
+                " already registered the function below: put @lock below it"
             )
         # Those of decorators below are acquired along with it, in one order.
         together = tuple(dict.fromkeys((wanted, *marks_of(view))))
@@ -245,7 +245,7 @@ def lease_of(request: HttpRequest) -> Lease:
     if isinstance(found, Lease):
         return found
     raise ConfigurationError(
-        "lease_of was asked in an async view, whose lease is awaited: take async_lease_of",
+        "lease_of was called in an async view: use async_lease_of, whose lease is awaited",
         code="no_lease",
     )
 
@@ -256,7 +256,7 @@ def async_lease_of(request: HttpRequest) -> AsyncLease:
     if isinstance(found, AsyncLease):
         return found
     raise ConfigurationError(
-        "async_lease_of was asked in a view that is not async: take lease_of, which needs no await",
+        "async_lease_of was called in a view that is not async: use lease_of",
         code="no_lease",
     )
 
@@ -351,7 +351,7 @@ async def _work(
     elif inspect.iscoroutine(response):
         response.close()
         raise ConfigurationError(
-            f"{view.func!r} is no async function, but returns a coroutine, which would run without its lock:"
+            f"{view.func!r} is not an async function, but returns a coroutine, which would run without its lock:"
             " put @lock on the async function itself",
             code="not_locked",
         )

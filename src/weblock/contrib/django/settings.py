@@ -158,13 +158,13 @@ def _of_alias(alias: str) -> AliasSettings:
     setting = _setting()
     if alias not in setting and (alias != DEFAULT or setting):
         raise ConfigurationError(
-            f"WEBLOCK has no alias {alias!r:.80}; there is: {', '.join(map(repr, setting)) or 'none'}"
+            f"WEBLOCK has no alias {alias!r:.80}; available: {', '.join(map(repr, setting)) or 'none'}"
         )
     given = setting.get(alias, {})
     known = (*OTHERS, *OPTIONS)
     if unknown := [name for name in given if name not in known]:
         raise ConfigurationError(
-            f"WEBLOCK[{alias!r}] has {unknown[0]!r:.80}; there are {', '.join(known)}"
+            f"WEBLOCK[{alias!r}] has {unknown[0]!r:.80}; available: {', '.join(known)}"
         )
     url: Any = given.get("URL", EMBEDDED)
     if isinstance(url, str) and url.startswith(SCHEME):
@@ -193,7 +193,7 @@ def _setting() -> Mapping[str, Mapping[str, Any]]:
     wrong += [] if wrong else [each for each in setting.values() if not isinstance(each, Mapping)]
     if wrong:
         raise ConfigurationError(
-            "WEBLOCK is a dict of aliases, each with a dict of its own, as in"
+            "WEBLOCK must be a dict of aliases, each with its own dict, as in"
             f' {{"default": {{"URL": "redis://localhost"}}}}: found a {type(wrong[0]).__name__}'
         )
     found: Mapping[str, Mapping[str, Any]] = setting
@@ -291,7 +291,7 @@ def url_of_database(url: str, databases: Mapping[str, Mapping[str, Any]]) -> str
     except ImportError as error:  # A router needs models that want a lock.
         raise ConfigurationError(
             f"names the database {alias!r:.80} in URL, and DATABASE_ROUTERS, which say whether its table"
-            f" may be created, cannot be imported yet ({error}): say ?create=true or ?create=false in"
+            f" may be created, cannot be imported yet ({error}): write ?create=true or ?create=false in"
             " URL, or use the locks inside functions"
         ) from error
     user = quote(str(database.get("USER") or ""), safe="")

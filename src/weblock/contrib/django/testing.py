@@ -163,8 +163,8 @@ def views(*names: str) -> Watch:
             stop()
         if waiting_inside:
             raise ConfigurationError(
-                f"{min(waiting_inside)} takes its lock itself, inside the view, where LockMiddleware does not"
-                " see it: say what must not overlap, inside='shop.orders.make_item'"
+                f"{min(waiting_inside)} acquires its lock inside the view, where LockMiddleware does not"
+                " see it: name the code that must not overlap, inside='shop.orders.make_item'"
             )
 
     return watch

@@ -482,10 +482,12 @@ class ViewRule:
 
 def _view_rule(label: str, entry: Any, alias: str) -> ViewRule:
     if not isinstance(entry, Mapping):
-        raise ConfigurationError(f"{label} is {entry!r:.80}: give a dict with view and key, say")
+        raise ConfigurationError(
+            f"{label} is {entry!r:.80}: give a dict with, for example, view and key"
+        )
     if strange := [each for each in entry if each not in _FIELDS]:
         raise ConfigurationError(
-            f"{label} has {strange[0]!r:.80}, which no rule has; there is {', '.join(_FIELDS)}"
+            f"{label} has {strange[0]!r:.80}, which is not an option of a rule; available: {', '.join(_FIELDS)}"
         )
     try:
         return ViewRule(

@@ -62,14 +62,14 @@ def install(
         )
     if app.middleware_stack is not None:
         raise ConfigurationError(
-            "install(app) came too late, for the application has started already: call it where the"
-            " application is made, not in its lifespan",
+            "install(app) was called too late, because the application has already started: call it where the"
+            " application is created, not in its lifespan",
             code="installation",
         )
     layers: list[object] = [middleware.cls for middleware in app.user_middleware]
     if RequestLayer in layers:
         raise ConfigurationError(
-            "weblock is installed in this application already: install once", code="installation"
+            "weblock is already installed in this application: install it once", code="installation"
         )
     # Starlette makes the layer later; what cannot work is refused now.
     seconds_or_none("hold_back", hold_back)

@@ -113,10 +113,10 @@ def _faults(found: LockingRoute) -> Iterator[ConfigurationError]:
                 yield ConfigurationError(text, code="missing_value")
             elif not says_its_type and isinstance(path[sent], StringConvertor | None):
                 text = (
-                    f"{lock} is made of {sent!r} as the URL spells it: '7' and '07' would be two locks."
+                    f"{lock} contains {sent!r} as the URL spells it: '7' and '07' would be two locks."
                     " Declare the parameter with its type in the endpoint, or write"
                     f" {{{name}:int}}, {{{name}:uuid}} or {{{name}:lower}} in the key; {{{name}:str}}"
-                    " says that each spelling is another thing"
+                    " keeps each spelling as a separate key"
                 )
                 yield ConfigurationError(text, code="url_spelling")
 

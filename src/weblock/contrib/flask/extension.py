@@ -103,12 +103,12 @@ class WebLock:
         refuse_other_application(app, Flask)
         if NAME in app.extensions:
             raise ConfigurationError(
-                f"weblock is installed in the application {app.name!r:.80} already: install it once",
+                f"weblock is already installed in the application {app.name!r:.80}: install it once",
                 code="installation",
             )
         if "WEBLOCK" in app.config:  # As in Django's settings; it would be ignored.
             raise ConfigurationError(
-                "WEBLOCK in app.config is no setting: each has a name of its own, such as"
+                "WEBLOCK in app.config is not a setting: each setting has its own name, such as"
                 ' WEBLOCK_URL = "redis://..."'
             )
         settings, given = app.config.get_namespace(PREFIX), self._given
@@ -366,18 +366,20 @@ class _Group(click.Group):
 
 def commands(locks: Locks) -> click.Group:
     """Return the commands of an application with these locks."""
-    as_json = click.option("--json", "as_json", is_flag=True, help="For programs.")
+    as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 
     @click.group("weblock", cls=_Group)
     def group() -> None:
-        """Show who holds keys and who waits, and release keys by force."""
+        """Show the holders and waiters of keys, and release keys by force."""
 
     @group.command("list")
     @click.argument("prefix", default="")
-    @click.option("--limit", default=operating.MOST, show_default=True, help="At most so many.")
+    @click.option(
+        "--limit", default=operating.MOST, show_default=True, help="Maximum number of keys."
+    )
     @as_json
     def listing(prefix: str, limit: int, *, as_json: bool) -> None:
-        """List the keys that are held or waited for; only those that begin with PREFIX."""
+        """List the keys that are held or waited for; with PREFIX, only keys that start with it."""
         infos = locks.list(prefix, limit=limit)
         click.echo(operating.listed(infos, as_json=as_json))
         if len(infos) == limit:
@@ -387,16 +389,18 @@ def commands(locks: Locks) -> click.Group:
     @click.argument("key")
     @as_json
     def show(key: str, *, as_json: bool) -> None:
-        """Show who holds KEY, and who waits for it, in the order of their turn."""
+        """Show the holders of KEY, and its waiters in the order of the queue."""
         click.echo(operating.shown(key, locks.inspect(key), as_json=as_json))
 
     @group.command("release")
     @click.argument("key")
-    @click.option("--force", is_flag=True, help="Do not ask.")
-    @click.option("--gently", is_flag=True, help="Ask the holder to release it, and wait for that.")
+    @click.option("--force", is_flag=True, help="Do not ask for confirmation.")
+    @click.option(
+        "--gently", is_flag=True, help="Ask the holder to release it, and wait until it has."
+    )
     @click.option("--timeout", default=operating.GENTLY, help="Seconds to wait with --gently.")
     def release(key: str, *, force: bool, gently: bool, timeout: float) -> None:
-        """Take KEY away from its holder, for one that hangs."""
+        """Release KEY by force, from a holder that hangs."""
         by, agrees = f"{getpass.getuser()} (flask)", None if force else _agrees
         wait = timeout if gently else None
         click.echo(operating.release(locks, key, by=by, agrees=agrees, gently=wait)[0])

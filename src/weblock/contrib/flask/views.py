@@ -71,7 +71,7 @@ def decorated(view: F, lock: LockSpec) -> F:
             " decorators = [locks.lock(...)], or decorate its methods"
         )
     if not callable(view):
-        raise TypeError('@locks.lock wants a key: write @locks.lock("create_item")')
+        raise TypeError('@locks.lock needs a key: write @locks.lock("create_item")')
     # Those of decorators below are acquired along with it, in one order.
     together: tuple[LockSpec, ...] = (lock, *getattr(view, _MARK, ()))
     parameters = signature_of(view).parameters.values()
@@ -102,7 +102,7 @@ def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str,
     for source in template.sources.values():
         if source.kind == "path" and source.name not in values:
             raise ConfigurationError(
-                f"lock({template.text!r}) wants the view's argument {source.name!r}; there is"
+                f"lock({template.text!r}) needs the view's argument {source.name!r}; available:"
                 f" {', '.join(map(repr, values)) or 'none'}. {{query.{source.name}}} would be a"
                 f" query parameter, and {{header.{source.name}}} a header",
                 code="missing_value",
@@ -172,8 +172,8 @@ def refuse_unlocked(installed: Installed) -> None:
     for view in known:
         if keys := getattr(view, GIVEN, None):
             raise ConfigurationError(
-                f"@locks.lock was given the view {keys[0]!r:.80} for a key, and so nothing to"
-                ' decorate: name the key, as in @locks.lock("create_item")'
+                f"@locks.lock was given the view {keys[0]!r:.80} instead of a key: write"
+                ' @locks.lock("create_item")'
             )
     locked = {each for view in known for each in _layers(view)}
     for view in installed.views:
@@ -236,7 +236,7 @@ def refuse_unfillable(installed: Installed) -> None:
                 if name not in there:
                     names = ", ".join(map(repr, sorted(there))) or "none"
                     raise ConfigurationError(
-                        f"{rule.rule}: {what} wants the view's argument {name!r}; there is {names}."
+                        f"{rule.rule}: {what} needs the view's argument {name!r}; available: {names}."
                         f" {{query.{name}}} would be a query parameter, and {{header.{name}}} a header",
                         code="missing_value",
                     )

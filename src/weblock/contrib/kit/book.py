@@ -286,8 +286,8 @@ class RequestLeases(Generic[L]):
 
     def _has_ended(self) -> ConfigurationError:
         return ConfigurationError(
-            "this request has ended: what outlives it holds its locks by itself, with hold() of the"
-            " locks themselves",
+            "this request has ended: code that outlives it must acquire its own locks, with"
+            " locks.hold(...)",
             code="closed",
         )
 

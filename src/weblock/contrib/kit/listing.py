@@ -29,7 +29,7 @@ class Asked(NamedTuple):
     def of(cls, method: str, target: str) -> Self:
         """Return the request to a path as a client sends it. Raises ``ConfigurationError``."""
         if not target.startswith("/"):
-            raise ConfigurationError(f'{target!r:.80} is no path, which starts with "/"')
+            raise ConfigurationError(f'{target!r:.80} is not a path: it must start with "/"')
         return cls(method.upper(), unquote(target.partition("?")[0]))
 
 

@@ -35,7 +35,7 @@ class RuleMiddleware(Generic[A]):
         """Where the answers of idempotent rules are kept."""
         if not len(self.rules):
             raise ConfigurationError(
-                "LockMiddleware has no rules, so it would lock nothing: say what to lock, as in"
+                "LockMiddleware has no rules, so it would lock nothing: add rules, as in"
                 ' rules=[Rule("/shops/{shop}/items", methods=["POST"], key="shop:{shop}")]'
             )
 

@@ -94,7 +94,7 @@ class RuleOnce(IdempotencySpec):
             )
         if unknown := [name for name in given if name not in Idempotent.__annotations__]:
             raise ConfigurationError(
-                f"idempotent= has {unknown[0]!r:.80}; there is {', '.join(Idempotent.__annotations__)}"
+                f"idempotent= has {unknown[0]!r:.80}; available: {', '.join(Idempotent.__annotations__)}"
             )
         spec = for_engine(cls.written(**{"caller": None, **given}))
         most: object = spec.max_request
@@ -215,8 +215,9 @@ class Execution:
         kept = json.loads(found.text)
         if kept.get("format") != FORMAT:
             raise ConfigurationError(
-                f"the answer to {self._asked.request} was kept in the format {kept.get('format')!r:.20}, and"
-                f" this version of weblock reads and writes the format {FORMAT}: forget it"
+                f"the answer to {self._asked.request} was stored in the format {kept.get('format')!r:.20}, and"
+                f" this version of weblock reads and writes the format {FORMAT}: delete it",
+                code="other_format",
             )
         self._spec.is_repeated(self._texts.locks, self._asked, kept["fingerprint"], busy)
         headers = [(name, value) for name, value in kept["headers"]]

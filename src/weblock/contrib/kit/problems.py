@@ -108,7 +108,7 @@ def problem_of(
     which clients of a production server must not see.
     """
     if isinstance(error, ClientGone):
-        title, detail = "The client has left", "It has not waited for its turn."
+        title, detail = "The client has left", "The client did not wait for the lock."
         return Problem(CLIENT_GONE, "client_gone", title, detail)
     problem = _problem_of(error)
     if problem and debug and isinstance(error, EngineUnavailable | LeaseLost):
@@ -182,7 +182,7 @@ _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str]]] = {
         HTTPStatus.SERVICE_UNAVAILABLE,
         "The lock service is recovering",
         (
-            "It was started just now, and grants nothing while earlier requests may still be running."
+            "It has just started, and grants no locks while earlier requests might still be running."
             " Try again shortly."
         ),
     ),
@@ -194,11 +194,11 @@ _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str]]] = {
     LeaseLost: (
         HTTPStatus.SERVICE_UNAVAILABLE,
         "The lock was lost while the request was served",
-        "It is not certain what was done. Check before you try again.",
+        "It is not certain whether the work was done. Check before you try again.",
     ),
     StrangePath: (
         HTTPStatus.BAD_REQUEST,
-        "The path can be read in more than one way",
+        "The path is ambiguous",
         (
             "Send it in its usual form: with single slashes, without dot segments and control characters,"
             " as UTF-8, and with plain numbers."
@@ -247,7 +247,7 @@ _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str]]] = {
         HTTPStatus.TOO_MANY_REQUESTS,
         "Too many idempotency keys",
         (
-            "The answers to so many earlier requests are stored for you that nothing was done."
+            "Too many answers to your earlier requests are stored, so nothing was done."
             " Try again later, with the same idempotency key."
         ),
     ),

@@ -38,11 +38,11 @@ def configured(
     for name in given:
         if name not in known:
             there = ", ".join(map(spell, known))
-            raise ConfigurationError(f"there is no setting {spell(name):.80}; there is {there}")
+            raise ConfigurationError(f"{spell(name):.80} is not a setting; available: {there}")
     if "url" in given:
         if isinstance(locks, Locks):
             raise ConfigurationError(
-                f"{spell('url')} is set, but WebLock was given locks that are open already: give one of"
+                f"{spell('url')} is set, but WebLock was given locks that are already open: give one of"
                 " them"
             )
         locks = given["url"]
@@ -65,7 +65,7 @@ def opened(kind: type[F], locks: object, options: LocksOptions) -> tuple[F, bool
     if isinstance(locks, kind):
         if options:
             raise TypeError(
-                f"{', '.join(options)}: these are options of the locks, which are open already. Give"
+                f"{', '.join(options)}: these are options of the locks, which are already open. Give"
                 f" them to {name}.from_url(...) instead"
             )
         return locks, False

@@ -128,7 +128,7 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
         locks = locks_of(handler)
         if locks and own is None:
             yield ConfigurationError(
-                f"{what} locks, but the application is no LockedLitestar", code="installation"
+                f"{what} locks, but the application is not a LockedLitestar", code="installation"
             )
         if asked and not locks:
             yield Locked(what)

@@ -103,5 +103,5 @@ def _check(name: str, provider: object, method: str) -> None:
     if provider is not None and not hasattr(provider, method):
         raise ConfigurationError(
             f"{name}={provider!r:.80} has no {method}(): give a provider of OpenTelemetry's SDK, or"
-            " leave it out for that of the process"
+            " leave it out for the provider of the process"
         )

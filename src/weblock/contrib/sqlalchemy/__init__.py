@@ -204,8 +204,8 @@ class _Guard:
                     raise ConfigurationError(
                         "this session is guarded with another lease of"
                         f" {unqualified(mark.key)!r:.200}: make a session for each lease, and if two"
-                        " engines hold the same key, give one of them a namespace= of its own, for a key"
-                        " has one row in the database",
+                        " engines hold the same key, give one of them its own namespace=, because a"
+                        " key has one row in the database",
                         code="unsuitable_guard",
                     )
             self._get_bind: Callable[..., Engine | Connection] = session.get_bind
@@ -258,7 +258,7 @@ class _Guard:
         if self._fences:
             if commits_by_itself(connection):
                 raise ConfigurationError(
-                    "guard(..., fence=True) was given a session whose statements commit by themselves"
+                    "guard(..., fence=True) was given a session that commits each statement at once"
                     ' (isolation_level="AUTOCOMMIT"), before they could be checked',
                     code="unchecked_commit",
                 )
@@ -281,7 +281,7 @@ class _Guard:
             return
         if connection in self._broken:
             raise PendingRollbackError(
-                "the database refused a statement of this transaction, which was rolled back: call"
+                "the database rejected a statement of this transaction, which was rolled back: call"
                 " session.rollback() before the next one"
             )
         kind = kind_of(statement, mysql=connection.dialect.name in ("mysql", "mariadb"))

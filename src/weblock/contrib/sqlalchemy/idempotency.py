@@ -250,7 +250,7 @@ class OneTransaction:
         self.wrote = self.wrote or has_effect(sql)
         database = connection.dialect.name
         if kind_of(sql, mysql=database in _MYSQL) is Kind.COMMITS:
-            raise _refusal(f"sends {sql!r:.100}, which commits by itself: use session.commit()")
+            raise _refusal(f"sends {sql!r:.100}, which commits implicitly: use session.commit()")
         if database == "sqlite":
             driver: Any = connection.connection.driver_connection
             if not driver.in_transaction:  # The end of a savepoint would commit.

@@ -214,8 +214,8 @@ def sessions_of(book: Book) -> list[Session]:
             found.append(used)
         elif used is not None and used not in _on and used.in_transaction():
             _warn_once(
-                "a request waits for a lock while a database connection of its own has an open"
-                " transaction: what it has read is outdated inside the lock, and no other request can"
+                "a request waits for a lock while its own database connection has an open"
+                " transaction: the rows that it has read are outdated inside the lock, and no other request can"
                 " use the connection. Acquire the lock before the connection, or end its transaction"
                 " [weblock.inside_transaction]"
             )
@@ -346,7 +346,7 @@ def _roll_back(session: Session) -> None:
         usual = {**connection.engine.get_execution_options(), **of_session}
         options = connection.get_execution_options()
         if own := {name: value for name, value in options.items() if usual.get(name) != value}:
-            raise _refusal(f"has execution options of its own, {own!r:.200}")
+            raise _refusal(f"has its own execution options, {own!r:.200}")
     if current and current.origin is SessionTransactionOrigin.BEGIN:
         raise _refusal(
             "was opened by begin()",
@@ -358,7 +358,7 @@ def _roll_back(session: Session) -> None:
         raise _refusal(_GIVEN, _BIND)
 
 
-_GIVEN: Final = "is that of a connection which the session was given"
+_GIVEN: Final = "belongs to a connection that was given to the session"
 _BIND: Final = (
     "bind the session to the engine. A test that binds it to a connection can replace the lock:"
     " app.dependency_overrides[lock(...)] = lambda: None"

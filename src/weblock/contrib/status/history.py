@@ -30,17 +30,17 @@ INCIDENTS: Final[Mapping[type[Event], tuple[str, str]]] = {
     events.Forced: ("warning", "{by} took it from {holder}{and_others}, by force"),
     events.AtRisk: (
         "warning",
-        "lease {fence} of {label} was not renewed, and ends in {remaining:.1f} s",
+        "lease {fence} of {label} was not renewed, and expires in {remaining:.1f} s",
     ),
     events.Recovering: (
         "warning",
-        "the engine grants nothing for {retry_after:.0f} s more: {cause}",
+        "the engine grants nothing for another {retry_after:.0f} s: {cause}",
     ),
     events.TimedOut: ("warning", "{label} waited {waited:.1f} s and timed out"),
-    events.Refused: ("warning", "{label} was refused: {waiters} were waiting"),
+    events.Refused: ("warning", "{label} was rejected: {waiters} were waiting"),
     events.Available: (
         "ok",
-        "the engine answers again, after {lasted:.1f} s and {requests} requests",
+        "the engine is available again, after {lasted:.1f} s and {requests} failed requests",
     ),
 }
 """The events that are incidents: the severity of each, and a sentence about it without the key."""

@@ -69,9 +69,9 @@ class StatusPage:
     ) -> None:
         if authorize is None and not insecure:
             raise ConfigurationError(
-                "a status page shows keys, which may name customers, to everybody: give it"
+                "a status page shows keys, which might name customers, to every client: give it"
                 " authorize=, a function of the request's scope, or insecure=True if only operators"
-                " reach it"
+                " can reach it"
             )
         if authorize is not None and not callable(authorize):
             raise ConfigurationError(

@@ -191,7 +191,7 @@ class FileEngine(Engine):
         path = _parsed(url)[0] or default_directory()
         if path != self.path and self.home and self.home.directory.is_at(path):
             raise ConfigurationError(
-                f"{path} and {self.path} are one directory: name it by one path in this process"
+                f"{path} and {self.path} are the same directory: use one path in this process"
             )
         return path == self.path
 
@@ -223,9 +223,9 @@ class FileEngine(Engine):
     def _open(self) -> OpenDirectory:
         with self._opening:
             if self._closed:
-                raise ConfigurationError(f"{self.name} has been closed", code="closed")
+                raise ConfigurationError(f"{self.name} is closed", code="closed")
             if self._opens:  # A signal handler has interrupted this thread below.
-                raise EngineUnavailable(self.name, "its own thread is opening it")
+                raise EngineUnavailable(self.name, "this thread is already opening it")
             try:
                 self._opens = True
                 if self.home is None:
@@ -387,14 +387,14 @@ class _RecordCells:
                     raise EngineUnavailable(
                         self._engine.name,
                         f"a process has been inside {record.path} for {patience:.2g} s, where it should be"
-                        " for microseconds; it may be stopped (SIGSTOP, a debugger): find it with lslocks,"
+                        " for microseconds; it might be stopped (SIGSTOP, a debugger): find it with lslocks,"
                         " and continue or kill it",
                     )
                 if now - began >= CROWDED * patience:
                     raise EngineUnavailable(
                         self._engine.name,
                         f"{record.path} was busy for {CROWDED * patience:.2g} s, though no process stays in"
-                        " it: this machine is too slow for so many; start fewer at once, or use redis://",
+                        " it: this machine is too slow for this many processes; start fewer at once, or use redis://",
                     )
                 await self._runtime.sleep(spread(pause, self._runtime.jitter))
                 longest = PAUSE_SHARE * (now - began) * record.waiting

@@ -60,16 +60,16 @@ def findings(path: str, url: str, *, alone: bool) -> Iterator[Finding]:
     yield Finding("mount", f"It is on a file system of the type {file_system_of(path)}.")
     yield container(path, url, alone=alone)
     count = sum(map(is_pipe, os.listdir(path)))
-    yield Finding("processes", f"{count} have it open, or were killed while they had.")
+    yield Finding("processes", f"{count} have it open, or were killed while they had it open.")
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = "any number of" if soft == resource.RLIM_INFINITY else str(soft)
-    text = f"A process of this user may open {limit} files, as far as this shell is concerned."
+    text = f"A process of this user can open {limit} files, by the limits of this shell."
     few = soft != resource.RLIM_INFINITY and soft < ENOUGH_FILES
     remedy = "Raise it: ulimit -n, or LimitNOFILE= of systemd."
     yield warning("descriptors", text, remedy) if few else Finding("descriptors", text)
     free = disk.f_bavail * disk.f_frsize
-    text = f"{bytes_of(free)} are free there."
-    remedy = "Make room: where a record cannot be written, nothing is locked."
+    text = f"{bytes_of(free)} are free on it."
+    remedy = "Free some space: without it, nothing can be locked."
     yield warning("space", text, remedy) if free < ENOUGH_SPACE else Finding("space", text)
 
 
@@ -81,21 +81,19 @@ def container(path: str, url: str, *, alone: bool) -> Finding:
     here = platform_here()
     if not here:
         return Finding(
-            "container", "This looks like an ordinary machine, and all of it locks here."
+            "container", "This looks like an ordinary machine, whose processes all lock here."
         )
     if alone:
-        text = (
-            f"This looks like {here}, and allow_container=true says that no others lock elsewhere."
-        )
+        text = f"This looks like {here}, and allow_container=true asserts that no other process locks elsewhere."
         return Finding("container", text)
     return warning(
         "container",
-        f"weblock locks in {path}, for this container or machine only, but this looks like {here},"
-        " where others may run the same application with a directory of their own. They would not"
-        " exclude each other.",
-        "Use an engine that all share (redis://...), or, for the containers of one host, a directory on"
-        " a volume that all of them mount (file:///volume/locks). If they do, or if there are no others,"
-        f" set {url}?allow_container=true",
+        f"weblock locks in {path}, for this container or machine only, but this looks like {here}:"
+        " other containers or machines might run the same application, each with its own directory."
+        " They would not exclude each other.",
+        "Use an engine that all of them share (redis://...), or, for the containers of one host, a"
+        " directory on a volume that all of them mount (file:///volume/locks). If they do, or if there is"
+        f" only this one, set {url}?allow_container=true",
     )
 
 

@@ -141,7 +141,7 @@ def _open_private(path: str) -> int:
         if lacks_descriptors(error):
             raise
         odd = os.path.islink(path) or (os.path.exists(path) and not os.path.isdir(path))
-        what = "it is no directory of its own" if odd else error.strerror
+        what = "it is not a directory itself" if odd else error.strerror
         raise ConfigurationError(
             f"the lock directory {path} cannot be used: {what}; name one that can be made or"
             " written: file:///path/to/locks",

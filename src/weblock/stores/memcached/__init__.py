@@ -64,7 +64,7 @@ def parse(url: str) -> Settings:
         )
     if "," in where:
         raise ConfigurationError(
-            f"{shown(url)} names several servers, between which memcached agrees on nothing: name one"
+            f"{shown(url)} names several servers, but memcached servers do not coordinate: name one"
         )
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/#\s]+)(?::(\d{1,5}))?/?", where)
     if not match or not 0 < int(match[2] or DEFAULT_PORT) < 65536:

@@ -66,28 +66,30 @@ def examine(client: Client, settings: Settings) -> Iterator[Finding]:
         "version", f"It is memcached {version}, up for {time_of(facts.get(b'uptime', 0))}."
     )
     if options.get(b"cas_enabled") in (b"no", False, 0):
-        yield problem("cas", "It was started with -C, and locks need cas.", "Start it without.")
-    text = "It keeps nothing on disk: a restart forgets all leases"
+        yield problem("cas", "It was started with -C, but locks need CAS.", "Start it without -C.")
+    text = "It keeps nothing on disk: a restart loses all leases"
     if settings.recovery.seconds:
         text += f", after which it grants none for {settings.recovery.seconds:g} s (recovery)."
         yield Finding("persistence", text)
     else:
-        text += ", and recovery=off lets it grant them again at once, while their holders run."
+        text += (
+            ", and recovery=off lets it grant their keys again at once, while their holders run."
+        )
         yield warning("persistence", text, "Leave recovery at its default.")
     if options.get(b"evictions") != b"on":
         yield Finding("eviction", "It never evicts a lease (-M).")
     elif settings.allow_eviction:
         yield warning(
             "eviction",
-            "It may evict leases when its memory is full, and has evicted"
+            "It might evict leases when its memory is full, and has evicted"
             f" {facts.get(b'evictions', 0)} items so far.",
-            "Start it with -M, or use a server of its own for locks.",
+            "Start it with -M, or use a separate server for locks.",
         )
     else:
         yield problem(
             "eviction",
-            "It may throw leases away when its memory is full.",
-            "Start it with -M, use a server of its own for locks, or accept lost leases with"
+            "It might evict leases when its memory is full.",
+            "Start it with -M, use a separate server for locks, or accept lost leases with"
             " ?allow_eviction=true.",
         )
     used, most = facts.get(b"bytes", 0), facts.get(b"limit_maxbytes", 0)

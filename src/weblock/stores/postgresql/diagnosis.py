@@ -60,7 +60,7 @@ def diagnose(engine: PostgreSQLEngine) -> Iterator[Finding]:
     except (psycopg.Error, Unfit, OSError) as error:
         found = unavailable(settings, error)
         if isinstance(found, Missing):
-            yield unfit("table", found.reason, "Look at its log.")
+            yield unfit("table", found.reason, "Check its log.")
         else:
             yield unreachable(error, found.reason)
         return
@@ -72,10 +72,10 @@ def diagnose(engine: PostgreSQLEngine) -> Iterator[Finding]:
             "pooler",
             "It is reached through a pooler: LISTEN does not work, and a waiter gets its key up to a"
             f" second after the release; synchronous_commit is {facts['synchronous_commit']}.",
-            "Give the server's own address. A process needs few connections, and shares them.",
+            "Use the address of the server itself. A process needs few connections, and shares them.",
         )
     else:
-        yield Finding("pooler", "Nothing stands between it and here: waiters are notified.")
+        yield Finding("pooler", "It is reached directly, so waiters are notified.")
     yield from of_a_loss(facts, settings)
     text = f"It has {facts['used']} of {facts['connections']} connections in use."
     remedy = "Raise max_connections, or put a pooler before others."
@@ -109,18 +109,18 @@ def of_a_loss(facts: Mapping[str, Any], settings: Settings) -> Iterator[Finding]
     else:
         yield Finding("persistence", f"It writes each lease to disk {before}.")
     having = f"It has {several(facts['replicas'], 'replica')}"
-    promotion = f"{having}, which get leases a moment later: a promotion may forget the last ones"
+    promotion = f"{having}, which get leases a moment later: a promotion might lose the last ones"
     if not facts["replicas"]:
         yield Finding("replicas", f"{having}.")
     elif facts["standbys"] and facts["synchronous_commit"] not in {"off", "local"}:
         yield Finding("replicas", f"{having}, and some have each lease before it is granted.")
     elif settings.recovery.seconds:
-        after = f"After it none is granted for {settings.recovery.seconds:g} s (recovery)."
+        after = f"Afterwards none is granted for {settings.recovery.seconds:g} s (recovery)."
         yield Finding("replicas", f"{promotion}. {after}")
     else:
         yield warning(
             "replicas",
-            f"{promotion}, and recovery=off lets them be granted again at once, while their holders"
-            " run.",
+            f"{promotion}, and recovery=off lets their keys be granted again at once, while their"
+            " holders run.",
             "Leave recovery at its default, or set synchronous_standby_names.",
         )

@@ -86,13 +86,13 @@ def _check(settings: Sequence[Settings]) -> None:
     if len(addresses) < 3 or len(addresses) % 2 == 0:
         raise ConfigurationError(
             f"a quorum takes 3, 5 or another odd number of servers, not {len(addresses)}: an even"
-            " one tolerates no more failures than one less"
+            " number tolerates no more failures than one server less"
         )
     for address in addresses:
         if addresses.count(address) > 1:
             raise ConfigurationError(
-                f"{address} is named more than once: a quorum takes servers that fail independently,"
-                " not several databases of one"
+                f"{address} is named more than once: a quorum needs servers that fail independently,"
+                " not several databases of one server"
             )
 
 

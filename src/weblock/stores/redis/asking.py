@@ -211,7 +211,7 @@ class Lookup:
             if (
                 self._looking
             ):  # A signal handler of this thread asks for something in the middle of it.
-                raise exceptions.ConnectionError("this very thread is looking for the servers")
+                raise exceptions.ConnectionError("this thread is already looking for the servers")
             self._looking = True  # Without a call before it, after which a handler could run.
             try:
                 now = time.monotonic()

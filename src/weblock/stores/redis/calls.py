@@ -152,7 +152,7 @@ def reply_of(raw: Sequence[Any]) -> Reply:
         case [b"unknown", now, reason]:
             raise Unknown(_text(reason))
         case _:
-            raise ValueError(f"the server gave an answer that is none of ours: {raw!r:.200}")
+            raise ValueError(f"the server returned an unknown reply: {raw!r:.200}")
     return Reply(answer, now / MICRO)
 
 

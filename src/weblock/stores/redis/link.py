@@ -114,7 +114,7 @@ class Link(Generic[R]):
 
     def discard(self) -> None:
         """End the connection, and everything under way on it."""
-        self._end(exceptions.ConnectionError("the connection was given up"))
+        self._end(exceptions.ConnectionError("the connection was closed"))
 
     def no_answer(self) -> Exception:
         return exceptions.TimeoutError(f"no answer for {self.timeout:g} s")
@@ -132,7 +132,7 @@ class Link(Generic[R]):
                         continue
                 answered.append((self._in_flight.popleft(), reply))
         except (hiredis.ProtocolError, IndexError) as error:
-            text = f"the server does not talk as it should: {error}"
+            text = f"the server violates the protocol: {error}"
             self._end(exceptions.InvalidResponse(text))
         return answered
 

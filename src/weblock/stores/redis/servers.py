@@ -46,7 +46,7 @@ APART: Final = 1.0
 SCANNED: Final = 100
 """How many requests, of a thousand keys each, are sent to count keys."""
 
-GRANT: Final = "grant it to the user; docs/redis.md has the least rights that do"
+GRANT: Final = "grant it to the user; docs/redis.md lists the rights that weblock needs"
 
 LEARN: Final = "use a server that has it; docs/redis.md lists all that weblock needs of one"
 
@@ -57,12 +57,12 @@ FIELDS: Final = (
 )
 """What ``INFO`` has to tell."""
 
-_FULL: Final = "its memory is full, and it takes no new leases: raise maxmemory"
+_FULL: Final = "its memory is full, and it accepts no new leases: raise maxmemory"
 
 _MEANINGS: Final[unfit.Meanings] = (
     (
         (exceptions.AuthenticationWrongNumberOfArgsError, exceptions.AuthenticationError),
-        "it refused the user or the password ({text}): check them in the URL",
+        "it rejected the user or the password ({text}): check them in the URL",
     ),
     (exceptions.NoPermissionError, f"{{text}}: {GRANT}"),
     (exceptions.ReadOnlyError, "it has become a replica"),
@@ -71,7 +71,7 @@ _MEANINGS: Final[unfit.Meanings] = (
     (exceptions.TimeoutError, "it did not answer in time ({text})"),
     # Error replies without a type of their own.
     ("-OOM ", _FULL),  # As Redis 6 says it of a script.
-    ("MISCONF", "it cannot write its data to disk, and refuses all writes: {text}"),
+    ("MISCONF", "it cannot write its data to disk, and rejects all writes: {text}"),
     ("ACL failure", f"{{text}}: {GRANT}"),
     ("user executing the script", f"{{text}}: {GRANT}"),
     ("unknown command", f"{{text}}: {LEARN}"),
@@ -138,12 +138,12 @@ def fitness(facts: Facts, settings: Settings) -> Iterator[Finding]:
         yield problem(
             "role",
             "It is a replica, and locks live on the primary.",
-            "Give the primary's address, or redis+sentinel:// to have it found.",
+            "Use the address of the primary, or redis+sentinel://, which finds it.",
         )
     elif clustered and settings.deployment is not Deployment.CLUSTER:
-        yield problem("role", "It is a node of a cluster.", "Write redis+cluster:// instead.")
+        yield problem("role", "It is a node of a cluster.", "Use redis+cluster://.")
     elif not clustered and settings.deployment is Deployment.CLUSTER:
-        yield problem("role", "It is not a node of a cluster.", "Write redis:// instead.")
+        yield problem("role", "It is not a node of a cluster.", "Use redis://.")
 
     policy, most = facts["maxmemory_policy"], int(facts["maxmemory"])
     if not most or policy == "noeviction":
@@ -152,8 +152,8 @@ def fitness(facts: Facts, settings: Settings) -> Iterator[Finding]:
     else:
         yield (warning if settings.allow_eviction else problem)(
             "eviction",
-            f"It may throw leases away when its memory is full (maxmemory-policy {policy}).",
-            "Set maxmemory-policy noeviction, use a server of its own for locks, or accept lost"
+            f"It might evict leases when its memory is full (maxmemory-policy {policy}).",
+            "Set maxmemory-policy noeviction, use a separate server for locks, or accept lost"
             " leases with allow_eviction=true.",
         )
 
@@ -175,7 +175,9 @@ def diagnose(connections: Connections, settings: Settings) -> Iterator[Finding]:
                 silent.append(str(address))
         count = len(settings.addresses)
         text = f"{count - len(silent)} of {count} Sentinels in the URL answer"
-        remedy = "Start the others, or find out why they do not answer: a failover needs a majority of all."
+        remedy = (
+            "Start the others, or find out why they do not answer: a failover needs a majority."
+        )
         if silent:
             yield warning("sentinels", f"{text}, and not {', '.join(silent)}.", remedy)
         else:
@@ -188,7 +190,7 @@ def diagnose(connections: Connections, settings: Settings) -> Iterator[Finding]:
             seen.append(found)
             yield from (each._replace(where=where) for each in of_server(found, settings))
         else:
-            lost = " Keys that are there cannot be locked until it or a replica of it answers."
+            lost = " Its keys cannot be locked until it or a replica of it answers."
             yield found._replace(text=found.text + (lost if where else ""))
     yield from of_clocks(seen)
 
@@ -253,55 +255,55 @@ def of_server(seen: Seen, settings: Settings) -> Iterator[Finding]:
         yield Finding("replicas", f"{text}.")
     else:
         then = (
-            "recovery keeps the new primary from granting them again meanwhile"
+            "recovery keeps the new primary from granting their keys again too early"
             if recovery
-            else "recovery=off lets the new primary grant them again at once"
+            else "recovery=off lets the new primary grant their keys again at once"
         )
         yield warning(
             "replicas",
-            f"{text}, which get leases a moment later: a failover may forget the last ones, and {then}.",
+            f"{text}, which get leases a moment later: a failover might lose the last ones, and {then}.",
             "Add min_replicas=1 to the URL to have a replica acknowledge each lease.",
         )
 
     appends = facts.get("aof_enabled") == "1"
     kept = (
-        "It writes an append-only file: a crash loses the last second at most"
+        "It writes an append-only file: a crash loses at most the last second"
         if appends
         else "It writes no append-only file: a crash loses the leases since the last snapshot, or all"
     )
     if facts.get("rdb_last_bgsave_status", "ok") != "ok":
         yield problem(
             "persistence",
-            "Its last snapshot failed, and by default it refuses all writes then.",
-            "Look at its log: often the disk is full, or vm.overcommit_memory is 0.",
+            "Its last snapshot failed, and by default it then rejects all writes.",
+            "Check its log: often the disk is full, or vm.overcommit_memory is 0.",
         )
     elif recovery:
-        then = f"After that it grants none for {recovery:g} s (recovery)"
-        text = f"{kept}. {then}, so that none is granted twice."
+        then = f"Afterwards it grants none for {recovery:g} s (recovery)"
+        text = f"{kept}. {then}, so no key is granted twice."
         lost = warning("persistence", text, "Set appendonly yes, so that a restart loses no lease.")
         yield Finding("persistence", text) if appends else lost
     else:
         yield warning(
             "persistence",
             f"{kept}; and recovery=off lets it grant them again at once, while their holders run.",
-            "Leave recovery at its default, unless all sections end by themselves at once.",
+            "Leave recovery at its default.",
         )
 
     used, most = int(facts.get("used_memory", 0)), int(facts.get("maxmemory", 0))
     count, all_counted = seen.ours
     text = (
         f"It uses {bytes_of(used)}{f' of {bytes_of(most)}' if most else ''} in all, and has"
-        f" {several(count, 'key') if all_counted else f'{count} keys or more'} of ours, which start"
+        f" {several(count, 'key') if all_counted else f'{count} keys or more'} of weblock, which start"
         f" with {settings.prefix}:."
     )
-    remedy = "Raise maxmemory: a full server takes no new leases."
+    remedy = "Raise maxmemory: a full server accepts no new leases."
     yield share("memory", text, used, most, remedy)
     if seen.others:
         yield warning(
             "database",
             f"Other programs have {several(seen.others, 'key')} in its database {settings.db}. One that"
-            " empties it, by FLUSHDB or by cache.clear() of Django, takes every lease.",
-            "Give the locks a database number or a server of their own.",
+            " empties it, by FLUSHDB or by cache.clear() of Django, deletes every lease.",
+            "Give the locks their own database number, or their own server.",
         )
 
     used, most = int(facts.get("connected_clients", 0)), int(facts.get("maxclients", 0))
@@ -321,12 +323,12 @@ def of_clocks(seen: Sequence[Seen]) -> Iterator[Finding]:
         yield Finding("clock", f"Its clock is {offset}. Leases do not depend on that difference.")
         return
     apart = max(each.ahead for each in seen) - min(each.ahead for each in seen)
-    text = f"Their clocks differ by {apart:.3f} s; that of {worst.address} is {offset}."
+    text = f"Their clocks differ by {apart:.3f} s; the clock of {worst.address} is {offset}."
     if apart > APART:
         yield warning(
             "clock",
-            f"{text} When a server that is behind takes over, fences may go back by as much.",
-            "Have a time server (chrony, ntpd) set all clocks.",
+            f"{text} When a server that is behind takes over, fences might decrease by as much.",
+            "Synchronize all clocks with a time server (chrony, ntpd).",
         )
     else:
         yield Finding("clock", text)

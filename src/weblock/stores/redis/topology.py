@@ -39,7 +39,7 @@ HEDGE: Final = 0.1
 PATIENCE: Final = 0.5
 """Seconds that masters have to begin their epochs."""
 
-HUNG: Final = "it did not answer, and nobody waits for it until it does"
+HUNG: Final = "it did not answer, and callers do not wait for it until it does"
 
 
 class Nodes:
@@ -130,7 +130,7 @@ class SentinelNodes(Nodes):
                     " URL, as their command SENTINEL MASTERS lists them"
                 )
             raise Unfit(
-                f"no Sentinel of {self._settings.name} answers, to name the master {service!r}"
+                f"no Sentinel of {self._settings.name} answers, so the master {service!r} is unknown"
             )
         return before != self._master
 

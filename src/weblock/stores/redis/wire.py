@@ -336,7 +336,7 @@ class Wire:
         if refused:
             commands = ", ".join(command.decode() for command in refused)
             raise Unfit(
-                f"its user may not run {commands} on keys and channels that start with"
+                f"its user has no right to run {commands} on keys and channels that start with"
                 f" {self._layout.prefix}, or the server does not have it: {GRANT}"
             )
         self._known.add(run)

@@ -42,9 +42,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Say that there is no such option, which ones there are, and which one may be meant."""
     known = sorted(known)
     meant = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    hint = f": did you mean {meant[0]!r}?" if meant else ";"
-    there_are = f"There are {', '.join(known)}" if known else "There is none"
-    return f"there is no {kind} {name!r:.40}{hint} {there_are if meant else there_are.lower()}"
+    hint = f": did you mean {meant[0]!r}? Available:" if meant else "; available:"
+    return f"there is no {kind} {name!r:.40}{hint} {', '.join(known) or 'none'}"
 
 
 def seconds(name: str, value: Any) -> float:

@@ -60,7 +60,7 @@ class ZooKeeperEngine(Engine):
             if self._closed:
                 raise EngineUnavailable(self.name, "it was closed")
             if self._opens:  # A signal handler has interrupted this thread below.
-                raise EngineUnavailable(self.name, "its own thread is opening it")
+                raise EngineUnavailable(self.name, "this thread is already opening it")
             if self._session and self._session.ended:
                 logger.warning(
                     "the ZooKeeper client of %s failed and is restarted [weblock.thread_failed]",
@@ -95,18 +95,18 @@ class ZooKeeperEngine(Engine):
         with suppress(KazooException, OSError):
             told = session.client.command(b"srvr")
         version, mode = re.search(r"version: ([\w.]+)", told), re.search(r"Mode: (\w+)", told)
-        text = "It does not tell its version (4lw.commands.whitelist has no srvr)."
+        text = "It does not report its version (4lw.commands.whitelist has no srvr)."
         if version and mode:
             text = f"It is ZooKeeper {version[1]}, and this server is a {mode[1]}."
         yield Finding("version", text)
         count = len(settings.hosts)
         text = f"The URL names {several(count, 'server')}."
-        remedy = "Name all servers of an ensemble of three or more, of which one may fail."
+        remedy = "Name all servers of an ensemble of three or more, of which one can fail."
         yield Finding("ensemble", text) if count >= 3 else warning("ensemble", text, remedy)
         yield Finding(
             "session",
             f"The keys of a process that dies are free after {settings.session_timeout:g} s"
-            " (session_timeout), if the servers agree to that.",
+            " (session_timeout), unless the servers set another limit.",
         )
 
     def close(self) -> None:

@@ -36,8 +36,11 @@ EXPECTED: Final = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
 """The errors of ZooKeeper for a node that has changed."""
 
 MEANINGS: Final[Meanings] = (
-    (AuthFailedError, "it refuses the user and password of the URL"),
-    (NoAuthError, "the user of the URL may not write below its root: grant it all rights there"),
+    (AuthFailedError, "it rejects the user and password of the URL"),
+    (
+        NoAuthError,
+        "the user of the URL has no right to write below its root: grant it all rights there",
+    ),
 )
 
 _REMEMBERED: Final = 10_000

@@ -107,7 +107,7 @@ class LockedCommand(BaseCommand):
         if self.at_least is not None and own.scope == "host":
             self.stderr.write(
                 f"warning: {own.engine} frees what a process held as soon as it ends, so at_least cannot"
-                " keep a key taken there: name an engine that several machines share, such as redis://"
+                " keep a key locked there: use an engine that several machines share, such as redis://"
             )
         try:
             result = own.run(key, work, on_busy=self.on_busy, at_least=self.at_least, **hold)

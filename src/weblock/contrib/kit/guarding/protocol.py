@@ -165,7 +165,7 @@ def marks_of(lease: BaseLease) -> list[Mark]:
     for each in holdings:
         if each.terms.limit > 1:
             raise ConfigurationError(
-                f"the database can be the referee of an exclusive lease only, and"
+                f"the guard in the database needs an exclusive lease, and"
                 f" {unqualified(each.key)!r:.200} is held with limit= or shared=True: leave that out, or"
                 " the guard (guard=, fence=True)",
                 code="unsuitable_guard",

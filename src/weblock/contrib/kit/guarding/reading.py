@@ -76,9 +76,9 @@ _PURE: Final = frozenset((_BEFORE_PARENTHESES + _FUNCTIONS).split())
 def refuse_commit(sql: str) -> ConfigurationError:
     """Return the error for a statement that commits by itself in a guarded section."""
     return ConfigurationError(
-        f"under a guard, {sql!r:.100} is refused, because it ends the transaction by itself, before"
+        f"under a guard, {sql!r:.100} is rejected, because it ends the transaction before"
         " the guard could check it: commit through the session, the connection or atomic(), and run"
-        " statements that commit by themselves (on MySQL and MariaDB these are also DDL, TRUNCATE,"
+        " statements that commit implicitly (on MySQL and MariaDB these are also DDL, TRUNCATE,"
         " CALL, LOCK TABLES and SET autocommit) outside of the guarded section",
         code="unchecked_commit",
     )

@@ -112,7 +112,7 @@ class PathTemplate:
             )
         if found := _OTHER_SYNTAX.search(text):
             raise ConfigurationError(
-                f"path {text!r} has {found.group()!r}, which would be matched as it stands: a"
+                f"path {text!r} has {found.group()!r}, which would be matched literally: a"
                 " placeholder is {name}, {name:int} or, for what may have slashes, {name:path}. Give a"
                 " regular expression, or a path that really has this character, as re.compile(...)"
             )
@@ -127,7 +127,7 @@ class PathTemplate:
         with_slashes = [kind for _, kind in placeholders if kind is CONVERTERS["path"]]
         if len(with_slashes) > 1:
             raise ConfigurationError(
-                f"path {text!r} has two placeholders of kind 'path', which takes long to match; have"
+                f"path {text!r} has two placeholders of kind 'path', which are slow to match: use"
                 " one, or give a compiled regular expression"
             )
         strict = "/".join(_pattern(each, is_wide=False) for each in segments)
@@ -305,8 +305,8 @@ def _placeholder(path: str, segment: str) -> tuple[str, Converter] | None:
     kind = kinds[0] or "str"
     if kind not in CONVERTERS:
         raise ConfigurationError(
-            f"path {path!r} has the converter {kind!r}; there is {', '.join(CONVERTERS)}."
-            " For one of your own, give a compiled regular expression as the path"
+            f"path {path!r} has the converter {kind!r}; available: {', '.join(CONVERTERS)}."
+            " For your own converter, give a compiled regular expression as the path"
         )
     return names[0], CONVERTERS[kind]
 

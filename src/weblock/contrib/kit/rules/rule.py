@@ -195,8 +195,8 @@ def methods_of(given: Iterable[object] | None) -> frozenset[str] | None:
     methods = frozenset(each.upper() if isinstance(each, str) else each for each in given)
     if unknown := methods - METHODS:
         raise ConfigurationError(
-            f"method {next(iter(unknown))!r:.80} is unknown; there is {', '.join(sorted(METHODS))}, and"
-            " a rule without methods is for all but WEBSOCKET"
+            f"method {next(iter(unknown))!r:.80} is unknown; available: {', '.join(sorted(METHODS))}. A"
+            " rule without methods applies to all of them but WEBSOCKET"
         )
     if not methods:
         raise ConfigurationError(

@@ -57,7 +57,7 @@ class RuleSet:
             for before, other in named[:number]:
                 if other.hides(rule):
                     raise ConfigurationError(
-                        f"{label}, {rule!r}, can never match: {before}, {other!r}, stands before it"
+                        f"{label}, {rule!r}, can never match: {before}, {other!r}, precedes it"
                         " and matches all its requests. Put the narrower one first"
                     )
         self.named = named
@@ -100,7 +100,7 @@ class RuleSet:
             return None
         if found := _REFUSED(path):
             raise StrangePath(
-                f"the path {path!r:.100} has {found[0]!r}, and routers differ in what they make of it"
+                f"the path {path!r:.100} has {found[0]!r}, which routers interpret differently"
             )
         return agreed(decided(rules, path, root_path), path)
 
@@ -170,8 +170,8 @@ def agreed(readings: Sequence[Match | None], path: str) -> Match | None:
             continue
         one, two = (repr(each.rule) if each else "no rule" for each in (written, other))
         raise StrangePath(
-            f"the path {path!r:.100} can be read in two ways: {one} is about it as it is written, and"
-            f" {two} is about it as another router may read it"
+            f"the path {path!r:.100} can be read in two ways: {one} matches it as it is written, and"
+            f" {two} matches it as another router might read it"
         )
     return None if written is None or written.rule.exempt else written
 
@@ -205,7 +205,7 @@ def _rule(label: str, entry: object) -> Rule:
         )
     if strange := [field for field in entry if field not in _FIELDS]:
         raise ConfigurationError(
-            f"{label} has {strange[0]!r:.80}, which no rule has; there is {', '.join(_FIELDS)}"
+            f"{label} has {strange[0]!r:.80}, which is not an option of a rule; available: {', '.join(_FIELDS)}"
         )
     fields: dict[str, Any] = dict(entry)
     for field in ("wait", "max_hold"):

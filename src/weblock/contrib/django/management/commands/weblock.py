@@ -1,6 +1,6 @@
 """``manage.py weblock list``, ``show KEY``, ``release KEY``: who holds what, and taking it away.
 
-``manage.py weblock check`` lists what the project locks, and what cannot work.
+``manage.py weblock check`` lists what the project locks, and what is wrong.
 ``manage.py weblock run KEY -- migrate`` runs another command while it holds a key.
 """
 
@@ -28,7 +28,7 @@ class Command(BaseCommand):
     """Shows who holds keys and who waits for them, and takes keys away from holders that hang."""
 
     help = (
-        "Shows who holds keys and who waits, releases keys by force, lists what is locked, and runs a command"
+        "Shows the holders and waiters of keys, releases keys by force, lists what is locked, and runs a command"
         " while it holds a key."
     )
     # It serves in an emergency, whatever else is wrong with the project.
@@ -48,24 +48,31 @@ class Command(BaseCommand):
         """Add a subcommand for each operation."""
         actions = parser.add_subparsers(dest="action", required=True)
         listing = actions.add_parser("list", help="the keys that are held or waited for")
-        listing.add_argument("prefix", nargs="?", default="", help="only those that begin so")
         listing.add_argument(
-            "--limit", type=int, default=operating.MOST, help="at most so many (1000)"
+            "prefix", nargs="?", default="", help="only keys that start with this prefix"
+        )
+        listing.add_argument(
+            "--limit", type=int, default=operating.MOST, help="maximum number of keys (1000)"
         )
         show = actions.add_parser("show", help="the holder of a key, and its queue")
-        release = actions.add_parser("release", help="take a key from its holder, by force")
-        release.add_argument("--force", action="store_true", help="do not ask")
+        release = actions.add_parser("release", help="release a key by force")
+        release.add_argument("--force", action="store_true", help="do not ask for confirmation")
         release.add_argument(
             "--gently",
             action="store_true",
             help="ask the holder to release it, and wait until it has",
         )
         release.add_argument(
-            "--timeout", type=float, default=operating.GENTLY, help="seconds to wait so (30)"
+            "--timeout",
+            type=float,
+            default=operating.GENTLY,
+            help="seconds to wait with --gently (30)",
         )
-        check = actions.add_parser("check", help="what the project locks, and what cannot work")
-        check.add_argument("request", nargs="*", help="only what one locks: POST /items/7, say")
-        run = actions.add_parser("run", help="run a command of Django's while it holds a key")
+        check = actions.add_parser("check", help="what the project locks, and what is wrong")
+        check.add_argument(
+            "request", nargs="*", help="only what this request locks, such as POST /items/7"
+        )
+        run = actions.add_parser("run", help="run a Django command while it holds a key")
         run.add_argument("arguments", nargs="*")
         for each in (show, release):
             each.add_argument("key")
