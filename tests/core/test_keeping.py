@@ -98,6 +98,34 @@ def test_a_lease_that_becomes_due_meanwhile_comes_next() -> None:
     assert "holder" in asked_of_an_engine(lease_due=0.5)[1]
 
 
+class Overloaded(Engine):
+    """Needs 0.6 s for a portion, and ends its keeper after half a minute."""
+
+    async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply]:
+        self.clock += 0.6
+        if self.clock > 30:
+            self.keeper.close()
+        return [Reply(Held(7, self.clock + 10), self.clock) for _ in pulses]
+
+
+def test_leases_share_an_engine_that_is_too_slow_for_all_heartbeats() -> None:
+    """Each lease is renewed later than it should be, but before it ends: none has to wait for all others twice."""
+    engine, runtime = Overloaded(), BlockingRuntime()
+    runtime.now = lambda: engine.clock  # type: ignore[method-assign]
+    engine.keeper = Keeper(runtime, lambda _runtime: engine, lambda: None)  # type: ignore[arg-type,return-value]
+    leases = []
+    for number in range(10 * PORTION):
+        lease = Holding(
+            *(f"shop:{number}", f"holder {number}", 7, TERMS),
+            *(10.0, True, 0.0, 1, 0.0),
+        )
+        lease.due = 0.0
+        engine.keeper.keep_holding(lease)
+        leases.append(lease)
+    drive(engine.keeper.run())
+    assert {lease.reason for lease in leases} == {"closed"}
+
+
 class Sleeper:
     """A runtime with a clock of its own, whose only bell is the keeper's: it says how it sleeps."""
 

@@ -309,39 +309,37 @@ class Keeper:
         return len(failures)
 
     async def _beat(self, store: Store) -> None:
-        """Send the heartbeats that are due: leases first, because most places last longer.
+        """Send the heartbeats that are due, up to ``PORTION``: the rest is still due afterwards.
 
-        Between two portions, a lease that has become due meanwhile comes before the rest.
+        Leases come first, because most places last longer, and of either kind the one that has been due
+        for longest. So where an engine is too slow for all of them, each is renewed later, but in time.
         """
         now = self._runtime.now()
-        leases: list[tuple[Kept, Pulse]] = []
-        places: list[tuple[Kept, Pulse]] = []
-        for each in list(self._kept.values()):
-            if each.due > now + each.slack:
-                continue
+        due = [each for each in list(self._kept.values()) if each.due <= now + each.slack]
+        due.sort(key=lambda each: (not isinstance(each, Holding), each.due))
+        beating: list[tuple[Kept, Pulse]] = []
+        for each in due:
             if isinstance(each, Place) and each.deaf:
                 self._disconnect(each.owner)
                 self.release_later(each.key, each.owner, each.terms.ttl, each.close())
                 continue
             if pulse := each.pulse(now):
-                (leases if isinstance(each, Holding) else places).append((each, pulse))
+                beating.append((each, pulse))
+                if len(beating) == PORTION:
+                    break
             if each.over:
                 self.drop(each)
-        beating = leases + places
-        for start in range(0, len(beating), PORTION):
-            now, kept = self._runtime.now(), list(self._kept.values())
-            if start and any(each.due <= now for each in kept if isinstance(each, Holding)):
-                return  # What was not sent is still due.
-            portion = beating[start : start + PORTION]
-            replies: Sequence[Reply | EngineUnavailable]
-            sent = self._runtime.now()
-            try:
-                replies = await store.refresh([pulse for _, pulse in portion])
-            except EngineUnavailable as error:
-                replies = [error] * len(portion)
-            now = self._runtime.now()
-            for (each, _), reply in zip(portion, replies, strict=True):
-                if self._kept.get(each.owner) is each:
-                    each.heard(reply, sent, now)
-                    if each.over:
-                        self.drop(each)
+        if not beating:
+            return
+        replies: Sequence[Reply | EngineUnavailable]
+        sent = self._runtime.now()
+        try:
+            replies = await store.refresh([pulse for _, pulse in beating])
+        except EngineUnavailable as error:
+            replies = [error] * len(beating)
+        now = self._runtime.now()
+        for (each, _), reply in zip(beating, replies, strict=True):
+            if self._kept.get(each.owner) is each:
+                each.heard(reply, sent, now)
+                if each.over:
+                    self.drop(each)
