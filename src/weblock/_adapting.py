@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from operator import attrgetter
 from typing import Any, Final, Literal
 
-from ._api import BaseLease, BaseLocks, Place
+from ._api import BaseLease, BaseLocks, KeySpace
 from ._core.acquiring import Caller, Locker
 from ._core.holding import Holding, Holdings, Terms, Unprotected
 from ._core.moving import leases_in, release_given
@@ -43,7 +43,7 @@ take_over: Final[Callable[[BaseLocks, str, HoldOptions], Coroutine[Any, Any, Acq
 )
 """Continue what a token of ``hand_over`` stands for. Raises what ``Locks.take_over`` raises."""
 
-place_of: Final[Callable[[BaseLocks], Place]] = attrgetter("_place")
+key_space_of: Final[Callable[[BaseLocks], KeySpace]] = attrgetter("_key_space")
 """Return where the keys of some locks are: a key in the same place is the same key."""
 
 kind_of: Final[Callable[[BaseLocks], type[BaseLease]]] = attrgetter("_lease")
@@ -97,7 +97,7 @@ async def begin_recovery(locks: BaseLocks) -> None:
 
     It begins with a claim. The event ``Recovering`` says how long it takes; no caller is reported.
     """
-    recovery = locks._place.engine.recovery
+    recovery = locks._key_space.engine.recovery
     if not (recovery and recovery.seconds):
         return
     locker, name = locks._locker, locks._name("weblock:start")

@@ -55,8 +55,8 @@ ELECTION_PAUSE: Final = 1.0
 """Seconds from an election that the engine did not answer to the next one, at most."""
 
 
-class Place(NamedTuple):
-    """Where keys are: the keys of two ``Locks`` in one place are the same keys."""
+class KeySpace(NamedTuple):
+    """Where keys are: the keys of two ``Locks`` in one key space are the same keys."""
 
     engine: Engine
     prefix: str
@@ -194,7 +194,7 @@ class BaseLocks:
 
     def _use(self, engine: Engine, runtime: Runtime) -> None:
         self._engine = engine
-        self._place = Place(engine, self._options.prefix)
+        self._key_space = KeySpace(engine, self._options.prefix)
         user = use(engine)
         try:
             self._locker = user.locker(runtime, self._observers)

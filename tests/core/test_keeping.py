@@ -19,7 +19,7 @@ TERMS = Terms(ttl=10.0, max_hold=None, renew=True, max_waiters=9, label="")
 WAITERS = 10 * PORTION
 
 
-class Place:
+class FakeWaiter:
     """A place in a queue that wants a heartbeat from now on."""
 
     key = "shop:k"
@@ -70,7 +70,7 @@ def asked_of_an_engine(lease_due: float) -> list[list[str]]:
     runtime.now = lambda: engine.clock  # type: ignore[method-assign]
     engine.keeper = Keeper(runtime, lambda _runtime: engine, lambda: None)  # type: ignore[arg-type,return-value]
     for number in range(WAITERS):
-        engine.keeper.keep(Place(number))
+        engine.keeper.keep(FakeWaiter(number))
     lease = Holding(
         *("shop:l", "holder", 7, TERMS), deadline=10.0, confirmed=True, now=0.0, control=1, void=0.0
     )

@@ -49,7 +49,7 @@ from .keeping import Keeper
 from .ports import CheckAgain, Message, Pulse, Runtime, Store, Switchboard, Unfinished
 from .reporting import DOWN, OUTAGE, Health, Observers
 from .table import HANDOFF, Answer, Busy, Claim, Gone, Held, Waiting
-from .waiting import LATE, LATEST, Place
+from .waiting import LATE, LATEST, Waiter
 
 T = TypeVar("T")
 
@@ -457,7 +457,7 @@ class Acquisition:
     """Whether the engine may have a lease or a place of this owner."""
     _in_doubt = False
     """Whether a request may still take effect."""
-    _place: Place | None = None
+    _place: Waiter | None = None
     """What the keeper keeps, once the caller waits."""
     _busy: Busy | None = None
     """The answer that the caller was not let into the queue."""
@@ -581,14 +581,14 @@ class Acquisition:
         await locker.pause(seconds, self._bell.heard, self._caller)
         self._pause = min(LONGEST_PAUSE, 2 * pause)
 
-    async def _queue(self, waiting: Waiting, anchor: Anchor) -> Place:
+    async def _queue(self, waiting: Waiting, anchor: Anchor) -> Waiter:
         """Have the keeper keep the caller's place in the queue."""
         locker, caller, place = self._locker, self._caller, self._place
         rest = waiting.until - anchor.engine
         if self._would_hold_up_others():
             await locker.refuse(self._would_hold_up_others)
         if place is None:
-            place = Place(
+            place = Waiter(
                 self.key,
                 self._claim,
                 self._terms,

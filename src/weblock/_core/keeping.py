@@ -4,7 +4,7 @@ A lease, and a place in a queue, expires unless a heartbeat renews it. Each proc
 for each engine. The keeper
 
 - sends the heartbeats that are due, up to ``PORTION`` of them in one request, those of leases first;
-- passes the answers to the ``Holding`` or ``Place``, which reports a loss, or notifies the waiter;
+- passes the answers to the ``Holding`` or ``Waiter``, which reports a loss, or notifies the waiter;
 - retries releases that their callers could not complete (``PendingRelease``);
 - releases what no code refers to any more (``OrphanWatch``).
 
@@ -28,7 +28,7 @@ from ..keys import unqualified
 from .holding import Holding, Holdings
 from .ports import CheckAgain, Pulse, Reply, Runtime, Store
 from .table import PLACE
-from .waiting import LATEST, Place
+from .waiting import LATEST, Waiter
 
 NAP: Final = 1.0
 """Seconds after which an idle keeper checks again what it has to keep.
@@ -49,7 +49,7 @@ Spawn = Callable[[], bool]
 Report = Callable[[str], None]
 
 
-Kept = Holding | Place
+Kept = Holding | Waiter
 """What lives by heartbeats."""
 
 
@@ -127,7 +127,7 @@ class Keeper:
     def idle(self) -> bool:
         return not self._kept and not self._pending
 
-    def keep(self, place: Place) -> None:
+    def keep(self, place: Waiter) -> None:
         self._kept[place.owner] = place
         self._attend(place.due)
 
@@ -170,9 +170,9 @@ class Keeper:
         """Return the leases of a key that this process has, where others may have it, too."""
         return list(self.together.get(key, {}).values())
 
-    def waiting_for(self, key: str) -> Sequence[Place]:
+    def waiting_for(self, key: str) -> Sequence[Waiter]:
         kept = list(self._kept.values())
-        return [each for each in kept if isinstance(each, Place) and each.key == key]
+        return [each for each in kept if isinstance(each, Waiter) and each.key == key]
 
     def watch(self, holdings: Holdings[Any], key: str, owner: str, ttl: float) -> bool:
         """Give back whatever ``owner`` has as soon as no code refers to ``holdings`` any more.
@@ -199,7 +199,7 @@ class Keeper:
     def wake(self, locker: object) -> None:
         """Wake the callers that wait by ``locker``, which has been closed: it was not the only one."""
         for each in list(self._kept.values()):
-            if isinstance(each, Place) and each.locker is locker:
+            if isinstance(each, Waiter) and each.locker is locker:
                 each.wake()
 
     def close(self) -> None:
@@ -319,7 +319,7 @@ class Keeper:
         due.sort(key=lambda each: (not isinstance(each, Holding), each.due))
         beating: list[tuple[Kept, Pulse]] = []
         for each in due:
-            if isinstance(each, Place) and each.deaf:
+            if isinstance(each, Waiter) and each.deaf:
                 self._disconnect(each.owner)
                 self.release_later(each.key, each.owner, each.terms.ttl, each.close())
                 continue

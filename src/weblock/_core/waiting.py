@@ -1,6 +1,6 @@
 """What a waiter knows: its place in the queue of a key, and how fast the queue moves.
 
-1. The engine has answered that the caller is in the queue. The caller makes a ``Place``, which the
+1. The engine has answered that the caller is in the queue. The caller makes a ``Waiter``, which the
    keeper keeps, and waits for its notification.
 2. The keeper sends a heartbeat for each place about once in ``BEAT`` seconds. The first waiter's
    comes when the lease before it should end, so an expired lease is passed on in time.
@@ -62,7 +62,7 @@ class Pace:
         return (self._last - since) / (first - self.place) * (self.place + 1)
 
 
-class Place:
+class Waiter:
     """A place in the queue of a key, as its waiter has it. The keeper sends its heartbeats."""
 
     slack = 0.25

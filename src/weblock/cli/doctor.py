@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from .. import ConfigurationError, EngineRecovering, EngineUnavailable, Locks, LockTimeout
-from .._adapting import place_of
+from .._adapting import key_space_of
 from .._engines import engine_for
 from .._platform.logs import printable
 from .._requirements import require
@@ -84,7 +84,7 @@ def doctor_command(session: Session, *, check: bool, ttl: float) -> None:
 
 def _found(locks: Locks, ttl: float, *, measure: bool) -> Iterator[Finding]:
     yield _SCOPES[locks.scope]
-    engine = place_of(locks).engine
+    engine = key_space_of(locks).engine
     # Where recovery is off, the engine says what that means.
     if engine.recovery and (recovery := engine.recovery.seconds):
         text = f"After a loss of data it grants nothing for {recovery:g} s (recovery)"

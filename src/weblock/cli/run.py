@@ -17,7 +17,7 @@ from typing import Any, Final
 import click
 
 from .. import ConfigurationError, Lease, LeaseLost, Locks, LockTimeout
-from .._adapting import leave, place_of
+from .._adapting import key_space_of, leave
 from .._options import LONGEST
 from .._platform.logs import printable
 from ..operating import duration
@@ -117,7 +117,7 @@ def run_command(
     hold["label"] = given["label"] or name
     with session.locks(logs=logging.CRITICAL if session.json else logging.WARNING) as locks:
         hold.setdefault("ttl", TTL)
-        if recovery := place_of(locks).engine.recovery:
+        if recovery := key_space_of(locks).engine.recovery:
             recovery.cover(hold["ttl"])
             if given["ttl"] is None and not recovery.covers(TTL):
                 hold["ttl"] = recovery.seconds

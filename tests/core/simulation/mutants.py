@@ -18,7 +18,7 @@ from weblock._core import table
 from weblock._core.acquiring import Acquisition, Locker
 from weblock._core.holding import Anchor, Holding
 from weblock._core.keeping import Keeper
-from weblock._core.waiting import Place
+from weblock._core.waiting import Waiter
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +316,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "waiters send no heartbeats",
-        Place,
+        Waiter,
         "pulse",
         "return Pulse(self.key, self.owner, self.terms.first_ttl, waits=True)",
         "self.due = now + 1.0",

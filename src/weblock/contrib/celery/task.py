@@ -22,7 +22,7 @@ from celery.exceptions import Ignore, Retry
 from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
-from ..._adapting import AtLeast, give_up, place_of, take_over, terms_of
+from ..._adapting import AtLeast, give_up, key_space_of, take_over, terms_of
 from ..._options import Duration, HoldOptions, Options, seconds
 from ..._platform.logs import logger, printable
 from ..._runtime.blocking import drive
@@ -438,7 +438,7 @@ class Running(RequestLeases[Lease]):
             each.control = self.book.flow  # As of what a request acquires.
         self._acquired.append(acquired)
         self.leases.append(lease)
-        place = place_of(self._locks)
+        place = key_space_of(self._locks)
         self.book.keys.update({(place, key): lease for key in lease.keys})
         return lease
 

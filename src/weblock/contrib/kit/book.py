@@ -40,7 +40,7 @@ from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
 from weakref import ref
 
-from ..._adapting import Acquired, acquire, holdings_of, joined, kind_of, place_of, terms_of
+from ..._adapting import Acquired, acquire, holdings_of, joined, key_space_of, kind_of, terms_of
 from ..._api import BaseLease, BaseLocks
 from ..._core.acquiring import Caller
 from ..._core.holding import Status
@@ -106,7 +106,7 @@ class Book:
 
     def holds(self, locks: BaseLocks, key: str) -> bool:
         """Return whether the request holds a key, by locks of either API, and has not released it."""
-        lease = self.keys.get((place_of(locks), key))
+        lease = self.keys.get((key_space_of(locks), key))
         return lease is not None and not any(
             each.status is Status.RELEASED and unqualified(each.key) == key
             for each in holdings_of(lease)
@@ -118,7 +118,7 @@ class Book:
         """Raise ``AlreadyHeld`` if more may hold a key with this request than it asks for now."""
         limit = terms_of(locks, options).limit
         for key in keys:
-            held = self.keys[place_of(locks), key]
+            held = self.keys[key_space_of(locks), key]
             if held.limit > limit:
                 raise AlreadyHeld(key, upgrade=True)
 
@@ -138,7 +138,7 @@ class Book:
                     self.refuse_upgrades(locks, [key], spec.options)
                     continue
                 # The engine last: its number differs in each process.
-                place = locks.engine, locks.namespace, key, id(place_of(locks).engine)
+                place = locks.engine, locks.namespace, key, id(key_space_of(locks).engine)
                 other = missing.get(place)
                 if other is None or limit < other[2]:  # The spec that lets fewer in.
                     missing[place] = spec, locks, limit
@@ -230,7 +230,7 @@ class RequestLeases(Generic[L]):
             lease = self.new_lease(locks, acquired)
             self._acquired.append(acquired)
             self.leases.append(lease)
-            place = place_of(locks)
+            place = key_space_of(locks)
             for key in missing:
                 book.keys[place, key] = lease
             if len(missing) == len(keys):
@@ -242,7 +242,7 @@ class RequestLeases(Generic[L]):
 
     def lease_of(self, locks: BaseLocks, keys: Sequence[str]) -> L:
         """Return the lease of just these keys, all of which the request holds, for users of ``locks``."""
-        place = place_of(locks)
+        place = key_space_of(locks)
         leases: list[Any] = [self.book.keys[place, key] for key in keys]
         first: L = leases[0]
         if type(first) is self.kind_of_lease(locks) and first.keys == tuple(keys):

@@ -89,7 +89,7 @@ class Lease(NamedTuple):
         return Grant(claim, fence or self.born, self.granted, self.until, confirmed=True)
 
 
-class Place(NamedTuple):
+class PlaceNode(NamedTuple):
     """A waiter's place, from its name."""
 
     name: str
@@ -109,14 +109,14 @@ def name_of_place(session: str, claim: Claim) -> str:
     return f"{PLACE}{session}-{claim.limit}-{claim.owner}-"
 
 
-def places_in(names: Iterable[str]) -> tuple[Place, ...]:
+def places_in(names: Iterable[str]) -> tuple[PlaceNode, ...]:
     """Return the places among the children of a key's node, the first one first."""
-    places: list[tuple[int, Place]] = []
+    places: list[tuple[int, PlaceNode]] = []
     for name in names:
         if name.startswith(PLACE):
             session, limit, rest = name.removeprefix(PLACE).split("-", 2)
             owner, _, number = rest.rpartition("-")
-            places.append((int(number), Place(name, session, owner, int(limit))))
+            places.append((int(number), PlaceNode(name, session, owner, int(limit))))
     return tuple(place for _, place in sorted(places))
 
 
@@ -128,7 +128,7 @@ class Snapshot(NamedTuple):
     """The transaction that created the key's node."""
     version: int
     """Every grant and every transfer raises it."""
-    places: tuple[Place, ...]
+    places: tuple[PlaceNode, ...]
     live: tuple[Lease, ...]
     """In the order of their fences."""
     ended: tuple[Lease, ...] = ()
