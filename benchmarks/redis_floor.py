@@ -115,7 +115,7 @@ class Push:
 
     async def __aenter__(self) -> None:
         self._line = line = await _line_to(self._port)
-        rung = line.bell(self._owner)
+        rung = line.mailbox(self._owner)
         arguments = (self._owner, line.channel, TTL)
         if not await line.ask("EVALSHA", line.acquire, "2", *self._keys, *arguments):
             await rung
@@ -141,7 +141,7 @@ class PushPlaces:
 
     async def __aenter__(self) -> None:
         self._line = line = await _line_to(self._port)
-        rung = line.bell(self._owner)
+        rung = line.mailbox(self._owner)
         arguments = (self._owner, line.channel, TTL, self._limit)
         if not await line.ask("EVALSHA", line.acquire_place, "2", *self._keys, *arguments):
             await rung
@@ -207,7 +207,7 @@ class _Line(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=self)
         self._pending: deque[asyncio.Future[Any]] = deque()
-        self._bells: dict[bytes, asyncio.Future[None]] = {}
+        self._mailboxes: dict[bytes, asyncio.Future[None]] = {}
         self._outgoing: list[bytes] = []
         self._transport: asyncio.Transport
 
@@ -222,9 +222,9 @@ class _Line(asyncio.Protocol):
         self._send("SUBSCRIBE", self.channel)  # Answered by a push.
         await self.ask("PING")
 
-    def bell(self, owner: str) -> asyncio.Future[None]:
-        bell = self._bells[owner.encode()] = self._loop.create_future()
-        return bell
+    def mailbox(self, owner: str) -> asyncio.Future[None]:
+        mailbox = self._mailboxes[owner.encode()] = self._loop.create_future()
+        return mailbox
 
     def ask(self, *command: str) -> asyncio.Future[Any]:
         reply: asyncio.Future[Any] = self._loop.create_future()
@@ -241,7 +241,7 @@ class _Line(asyncio.Protocol):
             if not isinstance(reply, hiredis.PushNotification):
                 self._pending.popleft().set_result(reply)
             elif reply[0] == b"message":
-                self._bells.pop(reply[2]).set_result(None)
+                self._mailboxes.pop(reply[2]).set_result(None)
 
     def _send(self, *command: str) -> None:
         if not self._outgoing:

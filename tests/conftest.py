@@ -19,7 +19,7 @@ from weblock.stores.file import checks
 # Tests run in containers too, where file:// warns of it once in a process: some test would be the first.
 checks.told.append("a machine of tests")
 
-ENGINES_THREADS = {"weblock-keeper", "weblock-bell", "weblock-receiver", "weblock-poller"}
+ENGINES_THREADS = {"weblock-keeper", "weblock-listener", "weblock-receiver", "weblock-poller"}
 
 # The same examples each time, so that a change is blamed for what it breaks; a long run looks for new ones.
 # And a busy machine is no reason to fail.

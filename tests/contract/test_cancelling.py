@@ -17,7 +17,7 @@ import pytest
 from tests.support.waiting import PATIENCE, eventually, queue_of
 from weblock import AsyncLocks, Locks
 from weblock._core.ports import Store
-from weblock._runtime.blocking import BlockingBell
+from weblock._runtime.blocking import BlockingMailbox
 
 from .faces import ThreadActor
 
@@ -85,7 +85,7 @@ def test_an_interrupted_thread_leaves_nothing(url, probe) -> None:
 
     def interrupt_when_it_waits() -> None:
         eventually(lambda: queue_of(probe, "key") == 1)
-        eventually(lambda: _waits_for_its_bell(threading.main_thread()))
+        eventually(lambda: _waits_for_its_mailbox(threading.main_thread()))
         while not interrupts:  # One that comes just before a thread blocks is seen at the next.
             signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
             time.sleep(0.01)
@@ -105,9 +105,9 @@ def test_an_interrupted_thread_leaves_nothing(url, probe) -> None:
     watcher.close()
 
 
-def _waits_for_its_bell(thread: threading.Thread) -> bool:
+def _waits_for_its_mailbox(thread: threading.Thread) -> bool:
     """Whether it is past asking: there Python itself could not clear away behind an interrupt."""
-    return sys._current_frames()[thread.ident].f_code is BlockingBell.heard.__code__
+    return sys._current_frames()[thread.ident].f_code is BlockingMailbox.heard.__code__
 
 
 async def test_acquire_cancelled_at_every_await(url: str) -> None:

@@ -88,7 +88,7 @@ def test_an_interrupt_at_any_line_leaves_nothing(url) -> None:
     gc.collect()
     eventually(lambda: not locks.list())
     eventually(lambda: locks._locker.keeper.idle and not locks._locker.keeper.watches)
-    assert not engine.switchboard.bells
+    assert not engine.switchboard.mailboxes
     # Each server's pool may keep a connection for each thread that asked at the same time.
     servers = len(url) if isinstance(url, list | tuple) else 1
     eventually(lambda: len(list(FDS.iterdir())) <= files + max(10, 4 * servers))

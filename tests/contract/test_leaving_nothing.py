@@ -1,4 +1,4 @@
-"""What is closed is gone: threads, tasks, files, bells, places."""
+"""What is closed is gone: threads, tasks, files, mailboxes, places."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_nothing_is_left_after_use(face, url, one, other) -> None:
     engine, keeper = locks._engine, locks._locker.keeper
     eventually(lambda: keeper.idle)
     assert not keeper.holdings
-    assert not engine.switchboard.bells
+    assert not engine.switchboard.mailboxes
     face.shut(locks)
 
 
@@ -279,7 +279,7 @@ def test_closing_ends_a_wait(face, url, one, other) -> None:
     before = _files()
     face.shut(locks)
     are_told_of_the_end(waits)
-    assert not engine.switchboard.bells
+    assert not engine.switchboard.mailboxes
     assert keeper.idle
     eventually(lambda: _files() <= before)
 

@@ -21,7 +21,7 @@ TTL = 60.0
 
 def weblock_threads() -> list[threading.Thread]:
     """The background threads of all engines in this process."""
-    names = ("weblock-keeper", "weblock-receiver", "weblock-bell", "weblock-poller")
+    names = ("weblock-keeper", "weblock-receiver", "weblock-listener", "weblock-poller")
     return [each for each in threading.enumerate() if each.name in names and each.ident]
 
 

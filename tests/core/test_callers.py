@@ -49,10 +49,10 @@ class Patience:
     def holds_up(self, _flow: object) -> bool:
         return False
 
-    def bell(self) -> Patience:
+    def mailbox(self) -> Patience:
         return self
 
-    def ring(self, _message: object) -> None:
+    def put(self, _message: object) -> None:
         """Nobody listens."""
 
     async def sleep(self, seconds: float) -> None:

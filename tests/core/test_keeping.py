@@ -127,7 +127,7 @@ def test_leases_share_an_engine_that_is_too_slow_for_all_heartbeats() -> None:
 
 
 class Sleeper:
-    """A runtime with a clock of its own, whose only bell is the keeper's: it says how it sleeps."""
+    """A runtime with a clock of its own, whose only mailbox is the keeper's: it says how it sleeps."""
 
     suspends = True
 
@@ -141,10 +141,10 @@ class Sleeper:
     def jitter(self) -> float:
         return 0.5
 
-    def bell(self) -> Sleeper:
+    def mailbox(self) -> Sleeper:
         return self
 
-    def ring(self, _message: object) -> None:
+    def put(self, _message: object) -> None:
         self.rung += 1
 
     @types.coroutine

@@ -57,7 +57,7 @@ class HandOver:
         )
         self._network = Network(self._world, swarm)
         engine = EngineServer(
-            self._world, granularity=0.0, alive=lambda _process: True, ring=self._network.ring
+            self._world, granularity=0.0, alive=lambda _process: True, notify=self._network.notify
         )
         self._network.connect(engine, self.asked)
         self._holder, self._waiter = (self._client(name, swarm) for name in ("holder", "waiter"))

@@ -46,7 +46,7 @@ async def test_who_gives_up_in_a_queue_that_moves_knows_its_place():
         while place.pace.place != 1:  # noqa: ASYNC110 - a heartbeat tells it
             await asyncio.sleep(0.01)
         place.give_up_at = now()
-        place._bell.ring(CheckAgain())
+        place._mailbox.put(CheckAgain())
         with pytest.raises(LockTimeout) as refused:
             await patient
         await lease.release()

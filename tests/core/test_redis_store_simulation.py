@@ -97,7 +97,7 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "who has subscribed does not ask": (
         redis_links.Switchboard,
-        "ring_all",
+        "notify_all",
         lambda _right: lambda _self, _message: None,
     ),
 }

@@ -1,4 +1,4 @@
-"""The two runtimes: driving coroutines, and bells."""
+"""The two runtimes: driving coroutines, and mailboxes."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def test_drive_refuses_a_suspension() -> None:
 
 
 class Listener:
-    """One bell of either runtime, heard from a test that is a coroutine."""
+    """One mailbox of either runtime, heard from a test that is a coroutine."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self.bell = (BlockingRuntime() if kind == "blocking" else AsyncioRuntime()).bell()
+        self.mailbox = (BlockingRuntime() if kind == "blocking" else AsyncioRuntime()).mailbox()
 
     async def heard(self, timeout: float | None) -> object:
         if self._kind == "asyncio":
-            return await self.bell.heard(timeout)
-        return await asyncio.to_thread(drive, self.bell.heard(timeout))
+            return await self.mailbox.heard(timeout)
+        return await asyncio.to_thread(drive, self.mailbox.heard(timeout))
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
@@ -49,9 +49,9 @@ async def listener(request: pytest.FixtureRequest) -> Listener:
 
 
 async def test_rung_before(listener: Listener) -> None:
-    """What was rung before anybody listened is heard at once, in order."""
-    listener.bell.ring(Granted(1, 2.0))
-    listener.bell.ring(CheckAgain())
+    """What was put in before anybody listened is heard at once, in order."""
+    listener.mailbox.put(Granted(1, 2.0))
+    listener.mailbox.put(CheckAgain())
     assert await listener.heard(None) == Granted(1, 2.0)
     assert await listener.heard(None) == CheckAgain()
 
@@ -60,12 +60,12 @@ async def test_rung_while_waiting(listener: Listener) -> None:
     """A listener is woken by another thread."""
     hearing = asyncio.create_task(listener.heard(None))
     await asyncio.sleep(0.02)
-    await asyncio.to_thread(listener.bell.ring, Granted(1, 2.0))
+    await asyncio.to_thread(listener.mailbox.put, Granted(1, 2.0))
     assert await asyncio.wait_for(hearing, 30) == Granted(1, 2.0)
 
 
 async def test_nothing_heard(listener: Listener) -> None:
-    """Where nothing is rung, the whole time passes, and then there is nothing."""
+    """Where nothing is put in, the whole time passes, and then there is nothing."""
     began = clock.now()
     assert await listener.heard(0.1) is None
     assert clock.now() - began >= 0.099
@@ -75,13 +75,13 @@ async def test_nothing_heard(listener: Listener) -> None:
 async def test_no_time_to_listen(listener: Listener, timeout: float) -> None:
     """Without time, what is there is heard, and nothing is waited for."""
     assert await listener.heard(timeout) is None
-    listener.bell.ring(CheckAgain())
+    listener.mailbox.put(CheckAgain())
     assert await listener.heard(timeout) == CheckAgain()
 
 
 async def test_an_echo_is_no_message(listener: Listener) -> None:
     """A message that is heard before its loop was woken for it does not cut the next wait short."""
-    ringer = threading.Thread(target=listener.bell.ring, args=(CheckAgain(),))
+    ringer = threading.Thread(target=listener.mailbox.put, args=(CheckAgain(),))
     ringer.start()
     ringer.join()
     assert await listener.heard(5) == CheckAgain()
@@ -95,7 +95,7 @@ async def test_many_ringers(listener: Listener) -> None:
 
     def ring(number: int) -> None:
         for count in range(100):
-            listener.bell.ring(Granted(number * 100 + count, 0.0))
+            listener.mailbox.put(Granted(number * 100 + count, 0.0))
 
     threads = [threading.Thread(target=ring, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -106,24 +106,24 @@ async def test_many_ringers(listener: Listener) -> None:
 
 
 async def test_a_cancelled_listener_loses_nothing() -> None:
-    """A message that was rung as the listener was cancelled is still there."""
-    bell = AsyncioRuntime().bell()
-    hearing = asyncio.create_task(bell.heard(None))
+    """A message that was put in as the listener was cancelled is still there."""
+    mailbox = AsyncioRuntime().mailbox()
+    hearing = asyncio.create_task(mailbox.heard(None))
     await asyncio.sleep(0)
-    bell.ring(CheckAgain())
+    mailbox.put(CheckAgain())
     hearing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await hearing
-    assert await bell.heard(0) == CheckAgain()
+    assert await mailbox.heard(0) == CheckAgain()
 
 
-def test_a_bell_of_a_closed_loop() -> None:
-    """Ringing for a loop that has ended harms nobody."""
+def test_a_mailbox_of_a_closed_loop() -> None:
+    """A message for a loop that has ended harms nobody."""
 
     async def make() -> object:
-        return AsyncioRuntime().bell()
+        return AsyncioRuntime().mailbox()
 
-    asyncio.run(make()).ring(CheckAgain())
+    asyncio.run(make()).put(CheckAgain())
 
 
 def test_owners_are_secret() -> None:

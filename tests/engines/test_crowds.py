@@ -86,7 +86,7 @@ hand-over ends too early.
 GIVES_UP = """
 import signal
 def give_up(*_):
-    raise KeyboardInterrupt  # For threading, an Exception would say that the bell's thread could not be started.
+    raise KeyboardInterrupt  # For threading, an Exception would say that the thread that listens could not be started.
 signal.signal(signal.SIGUSR1, give_up)
 try:
     locks.acquire("k", wait=None)

@@ -23,7 +23,7 @@ from weblock.stores.redis.aio import LoopLinks
 from weblock.stores.redis.asking import Health, Lookup, Poll
 from weblock.stores.redis.blocking import BlockingLinks
 from weblock.stores.redis.calls import Layout
-from weblock.stores.redis.link import Bell
+from weblock.stores.redis.link import Subscription
 from weblock.stores.redis.settings import Address, parse
 from weblock.stores.redis.topology import ClusterNodes
 from weblock.stores.transport.sending import in_this_thread
@@ -191,7 +191,7 @@ async def test_a_lookup_that_cannot_begin_keeps_nobody_waiting(
     no_threads: Callable[[], None],
 ) -> None:
     """Who comes when there are threads again begins anew."""
-    links = LoopLinks(Bell("", Switchboard(), bool), None, timeout=1.0)  # type: ignore[arg-type]
+    links = LoopLinks(Subscription("", Switchboard(), bool), None, timeout=1.0)  # type: ignore[arg-type]
     for _ in range(2):
         with pytest.raises(Unfit, match="thread"):
             await links.aside(lambda: None)

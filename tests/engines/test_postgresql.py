@@ -160,9 +160,9 @@ class TestStatements:
         """A release notifies the waiter of its own process first, and looks for such rows then."""
         order: list[str] = []
         engine, cells = locks._engine, locks._locker.store._cells  # type: ignore[attr-defined]
-        ring, clean = engine.switchboard.ring, cells.clean
+        notify, clean = engine.switchboard.notify, cells.clean
         monkeypatch.setattr(
-            engine.switchboard, "ring", lambda *what: (order.append("rung"), ring(*what))
+            engine.switchboard, "notify", lambda *what: (order.append("notified"), notify(*what))
         )
 
         async def cleaned() -> bool:
@@ -181,7 +181,7 @@ class TestStatements:
         engine.tidy_at = 0.0
         lease.release()
         waiter.join(PATIENCE)
-        assert order == ["rung", "cleaned"]
+        assert order == ["notified", "cleaned"]
 
     def test_fences_increase_though_the_clock_was_set_back(self, locks) -> None:
         """The row remembers the last fence, whatever the server's clock says now."""
@@ -574,22 +574,22 @@ def stopped(server: Postgres) -> Iterator[None]:
         server.cont()
 
 
-class Bell:
+class Mailbox:
     """Remembers what a waiter is told."""
 
     def __init__(self) -> None:
         self.heard: list[Message] = []
 
-    def ring(self, message: Message) -> None:
+    def put(self, message: Message) -> None:
         self.heard.append(message)
 
 
 def test_a_forged_notification_gives_nobody_the_key(locks) -> None:
     """A fence that the server's clock does not explain makes a waiter ask; nonsense is dropped."""
-    engine, bell = locks._engine, Bell()
-    engine.switchboard.bells["owner"] = bell
+    engine, mailbox = locks._engine, Mailbox()
+    engine.switchboard.mailboxes["owner"] = mailbox
     engine.receiver.watch("key", "owner", (), first=True)
-    eventually(lambda: bell.heard == [CheckAgain()])  # It listens.
+    eventually(lambda: mailbox.heard == [CheckAgain()])  # It listens.
     true = Granted(1_790_000_000_000_000, 1_790_000_010.5)
     forged = to_notification("owner", true._replace(fence=9 * true.fence))
     nonsense = ("", "owner", "owner 1 x", "other 1 2", "owner 1 2 3")
@@ -597,4 +597,4 @@ def test_a_forged_notification_gives_nobody_the_key(locks) -> None:
     for text in (forged, *nonsense, to_notification("owner", true)):
         link.ask(b"SELECT pg_notify($1, $2)", engine.receiver.process, text)
     link.close()
-    eventually(lambda: bell.heard == [CheckAgain(), CheckAgain(), true])
+    eventually(lambda: mailbox.heard == [CheckAgain(), CheckAgain(), true])

@@ -9,7 +9,7 @@ from tests.servers.postgres import fresh_postgresql
 from weblock._core.ports import Pulse, Switchboard
 from weblock._core.table import Answer, Claim, KeyState
 from weblock._runtime.blocking import BlockingRuntime, drive
-from weblock.stores.cells import LocalBells
+from weblock.stores.cells import LocalNotifier
 from weblock.stores.postgresql import open_engine
 from weblock.stores.postgresql.engine import PostgreSQLEngine
 from weblock.stores.postgresql.rows import Row
@@ -37,7 +37,7 @@ class Rows:
         self._clock = clock
         self._store: Any = engine.connect(BlockingRuntime())
         self._cells: Any = self._store._cells
-        self._bells = self._store._bells = LocalBells(Switchboard())
+        self._mailboxes = self._store._mailboxes = LocalNotifier(Switchboard())
         self._links, self._cells._links = self._cells._links, self
         self.in_turn = self._links.in_turn
 
@@ -47,7 +47,7 @@ class Rows:
         return rows
 
     def acquire(self, claim: Claim, room: int) -> Answer:
-        self._bells.process = (
+        self._mailboxes.process = (
             claim.process
         )  # One store stands for the callers of several processes.
         return drive(self._store.acquire(self._key, claim, room=room)).answer

@@ -21,7 +21,7 @@ from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, EngineUnavailable, Locks
 from weblock._core.ports import Switchboard
 from weblock.stores.redis.blocking import Receiver
-from weblock.stores.redis.link import Bell
+from weblock.stores.redis.link import Subscription
 
 
 @pytest.fixture
@@ -202,11 +202,13 @@ def test_a_server_without_resp3_is_told_once(caplog: pytest.LogCaptureFixture) -
     """Where each handshake of the listener is refused, one warning says why hand-overs are slow."""
     refused: list[object] = []
 
-    def connect(bell: Any) -> NoReturn:
-        refused.append(bell)
+    def connect(subscription: Any) -> NoReturn:
+        refused.append(subscription)
         raise ResponseError("unknown command 'HELLO'")
 
-    receiver = Receiver(Bell("channel", Switchboard(), lambda _: True), connect, lambda: None)
+    receiver = Receiver(
+        Subscription("channel", Switchboard(), lambda _: True), connect, lambda: None
+    )
     receiver.listen()
     eventually(lambda: len(refused) > 2)
     receiver.close()

@@ -53,7 +53,7 @@ class Both:
         self._said = said
         self._client = client
         self._rings: list[tuple[str, str]] = []
-        self._model = RedisModel(lambda: self.clock.now, self._ring)
+        self._model = RedisModel(lambda: self.clock.now, self._notify)
         self._model._info = lambda section: said[section]  # type: ignore[method-assign]
         _bucket, self.keys = LAYOUT.of_key(name)
         self._listener = client.pubsub()
@@ -108,7 +108,7 @@ class Both:
                 return self._client.get(key)
         return None
 
-    def _ring(self, channel: str, payload: str) -> None:
+    def _notify(self, channel: str, payload: str) -> None:
         self._rings.append((channel, payload))
 
 
@@ -181,7 +181,7 @@ def test_the_model_does_what_a_server_does(client: redis.Redis) -> None:
 
 def test_the_model_says_of_itself_what_a_server_says(client: redis.Redis) -> None:
     """Every line that the model gives to INFO is one of a real server, in the same form."""
-    model = RedisModel(lambda: 10**15, lambda *_ring: None)
+    model = RedisModel(lambda: 10**15, lambda *_notify: None)
     model.flush()
     said = said_by(client)
     for section in SECTIONS:

@@ -45,13 +45,13 @@ def server() -> Iterator[Server]:
         yield server
 
 
-class Bell:
+class Subscription:
     """What a waiter was told."""
 
     def __init__(self) -> None:
         self.told: list[Message] = []
 
-    def ring(self, message: Message) -> None:
+    def put(self, message: Message) -> None:
         self.told.append(message)
 
     async def heard(self, timeout: float | None) -> Message | None:
@@ -61,11 +61,11 @@ class Bell:
 @pytest.mark.parametrize("payload", GARBAGE, ids=range(len(GARBAGE)))
 def test_garbage_is_dropped_with_a_line(payload: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a stranger publishes reaches nobody, and is noted once."""
-    board, bell = Switchboard(), Bell()
-    board.bells["owner"] = bell
+    board, subscription = Switchboard(), Subscription()
+    board.mailboxes["owner"] = subscription
     with caplog.at_level(logging.DEBUG, "weblock"):
-        link.Bell("", board, bool).pass_on([b"message", b"channel", payload])
-    assert bell.told == []
+        link.Subscription("", board, bool).pass_on([b"message", b"channel", payload])
+    assert subscription.told == []
     assert [each.thread for each in caplog.records].count(threading.get_ident()) == 1
 
 

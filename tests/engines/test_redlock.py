@@ -151,7 +151,7 @@ def test_what_a_late_ring_told_of_is_over(servers: list[Server]) -> None:
     drive(store.acquire("a", holder, room=0))
     reply = drive(store.acquire("a", waiter, room=1))
     for server in range(2):
-        Board(engine, server).ring(waiter.owner, Granted(7, reply.now + 10**10))
+        Board(engine, server).notify(waiter.owner, Granted(7, reply.now + 10**10))
     assert engine.acquisitions[waiter.owner].fence == 7
     assert isinstance(drive(store.acquire("a", waiter, room=1)).answer, Waiting)
     assert engine.acquisitions[waiter.owner].fence is None

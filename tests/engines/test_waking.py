@@ -62,12 +62,12 @@ def test_an_attempt_to_open_the_directory_that_failed_does_no_harm(
 
 
 class Recorder:
-    """A bell that remembers what it was rung with."""
+    """A mailbox that remembers what was put into it."""
 
     def __init__(self) -> None:
         self.rung: list[Message] = []
 
-    def ring(self, message: Message) -> None:
+    def put(self, message: Message) -> None:
         self.rung.append(message)
 
 
@@ -89,17 +89,17 @@ OWNER = "0123456789abcdef" * 2
 def test_a_line_that_no_weblock_writes_is_dropped(
     url: str, folder: Path, locks: Locks, garbage: bytes
 ) -> None:
-    """The bell's thread goes on, and passes the next grant on to its waiter."""
+    """The thread that listens goes on, and passes the next grant on to its waiter."""
     engine = engine_for(url)
     assert isinstance(engine, FileEngine)
     assert engine.home
     engine.home.processes.watch(OWNER, [engine.process], first=False)  # It starts the thread.
-    engine.switchboard.bells[OWNER] = recorder = Recorder()
-    (pipe,) = folder.glob(f"{engine.process}.*.bell")
+    engine.switchboard.mailboxes[OWNER] = recorder = Recorder()
+    (pipe,) = folder.glob(f"{engine.process}.*.pipe")
     with pipe.open("wb", buffering=0) as stranger:
         stranger.write(garbage)
     theirs = FileEngine(str(folder))
-    theirs.ring(engine.process, OWNER, Granted(7, 12.5))
+    theirs.notify(engine.process, OWNER, Granted(7, 12.5))
     theirs.close()
     eventually(lambda: recorder.rung)
     assert recorder.rung == [Granted(7, 12.5)]
@@ -122,7 +122,7 @@ def is_free(record: Path) -> bool:
     return True
 
 
-def test_a_bell_that_is_full_delays_nobody_else(
+def test_a_pipe_that_is_full_delays_nobody_else(
     folder: Path, locks: Locks, child: Callable[..., Child]
 ) -> None:
     """Grants to a stopped process pile up and are dropped; others go on; later it goes on too."""

@@ -560,7 +560,7 @@ def test_exceptions_of_signal_handlers_lock_no_result(monkeypatch: pytest.Monkey
         result = handler.async_result()
         interrupter = interrupts.Interrupter(line)
         with suppress(KazooTimeoutError):
-            answer = result.answer(BlockingRuntime().bell, 0.01)
+            answer = result.answer(BlockingRuntime().mailbox, 0.01)
             interrupter.run(partial(drive, answer))
         storing = threading.Thread(target=result.set, daemon=True)
         storing.start()

@@ -63,7 +63,7 @@ def _holdings(locks: Any, leases: Sequence[Any]) -> Sequence[Holding]:
 def _hurry(locks: Any, holdings: Sequence[Holding]) -> None:
     for holding in holdings:
         holding.due = AT_ONCE
-    locks._locker.keeper._bell.ring(CheckAgain())  # It starts no thread where there is none.
+    locks._locker.keeper._mailbox.put(CheckAgain())  # It starts no thread where there is none.
 
 
 def _is_renewed(holding: Holding) -> bool:

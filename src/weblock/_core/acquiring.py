@@ -494,7 +494,7 @@ class Acquisition:
         label = f"{terms.label}{caller.about}"[:LONGEST_LABEL] if caller else terms.label
         ttl = terms.ttl if terms.max_hold is None else terms.first_ttl
         self._claim = Claim(owner, locker.store.process, ttl, label, terms.limit)
-        self._bell = runtime.bell()
+        self._mailbox = runtime.mailbox()
 
     async def run(self, holdings: Holdings[Holding]) -> Holding:
         locker, keeper, terms = self._locker, self._locker.keeper, self._terms
@@ -502,7 +502,7 @@ class Acquisition:
         try:
             if not keeper.watch(holdings, self.key, self.owner, terms.ttl):
                 locker.refuse_unless_kept(terms)
-            locker.switchboard.bells[self.owner] = self._bell
+            locker.switchboard.mailboxes[self.owner] = self._mailbox
             may_be_down = observers.heeds_answers and locker.fails_as_one
             if may_be_down and (down_for := locker.health.spares(runtime.now())):
                 raise self._unavailable(f"it has answered no caller for {down_for:.1f} s")
@@ -537,7 +537,7 @@ class Acquisition:
             await self._give_up(failure)
             raise
         finally:
-            locker.switchboard.bells.pop(self.owner, None)
+            locker.switchboard.mailboxes.pop(self.owner, None)
             if self._place:
                 keeper.drop(self._place)
 
@@ -576,9 +576,9 @@ class Acquisition:
             raise failure
         if self._caller:
             await self._caller.prepare_to_wait()
-        # Any message of the bell is repeated by the answer to the next question.
+        # Any message of the mailbox is repeated by the answer to the next question.
         seconds = pause * (0.5 + self._runtime.jitter() / 2)
-        await locker.pause(seconds, self._bell.heard, self._caller)
+        await locker.pause(seconds, self._mailbox.heard, self._caller)
         self._pause = min(LONGEST_PAUSE, 2 * pause)
 
     async def _queue(self, waiting: Waiting, anchor: Anchor) -> Waiter:
@@ -593,7 +593,7 @@ class Acquisition:
                 self._claim,
                 self._terms,
                 runtime=self._runtime,
-                bell=self._bell,
+                mailbox=self._mailbox,
                 locker=locker,
                 control=self._runtime.control() if caller is None else caller.control,
                 give_up_at=self._give_up_at,
@@ -621,14 +621,14 @@ class Acquisition:
         while message is None:
             patience = self._patience()
             timeout = patience if while_waiting is None else min(LOOK, patience)
-            message = await self._bell.heard(None if timeout == INFINITE else max(0.0, timeout))
+            message = await self._mailbox.heard(None if timeout == INFINITE else max(0.0, timeout))
             if message is None and timeout == patience:
                 raise self._timeout(place.waiting, place.rest)
             if message is None and while_waiting:
                 while_waiting()
         while isinstance(message, CheckAgain) and message.after:
             pause = max(0.0, min(message.after, self._patience()))
-            message = await self._bell.heard(pause) or CheckAgain()
+            message = await self._mailbox.heard(pause) or CheckAgain()
         if isinstance(message, CheckAgain) or not self._terms.renew:
             return None
         anchor = place.anchor if message.since is None else Anchor.at(message.since)

@@ -13,7 +13,7 @@ that computes for a long time, therefore cannot delay a renewal.
 
 Callers change what is kept from any thread, and from finalizers, which may run in the middle of any
 line. So there is no mutex: each change is one operation on a dictionary, and the loop reads copies. A
-change that must not wait until the loop wakes up by itself rings its bell afterwards, so none is missed.
+change that must not wait until the loop wakes up by itself puts a message into its mailbox afterwards, so none is missed.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class Keeper:
         """The exclusive leases that this process has, by key."""
         self.together: dict[str, dict[str, Holding]] = {}
         """Its leases that others may have, too, by key and owner."""
-        self._bell = runtime.bell()
-        self._ring: Callable[[Any], None] = self._bell.ring
-        """Rings with a message, or with a watch whose holdings are gone."""
+        self._mailbox = runtime.mailbox()
+        self._put: Callable[[Any], None] = self._mailbox.put
+        """Puts a message into the mailbox, or a watch whose holdings are gone."""
         self._wakes_at = INFINITE
         self._attended = False
         """Whether something was to be kept since the last nap."""
@@ -179,7 +179,7 @@ class Keeper:
 
         Return whether something runs that would do so, and would renew what it gets.
         """
-        watch = OrphanWatch(holdings, self._ring)
+        watch = OrphanWatch(holdings, self._put)
         watch.key, watch.owner, watch.ttl = key, owner, ttl
         self.watches[owner] = watch
         if not self._running:
@@ -212,16 +212,16 @@ class Keeper:
             # Its request is under way, or its release: later, nothing would release what these get.
             self.release_later(watch.key, watch.owner, watch.ttl, 2 * watch.ttl + LATEST)
         self._ends = True
-        self._bell.ring(CheckAgain())
+        self._mailbox.put(CheckAgain())
 
     def after_fork(self) -> None:
         """End the leases here in a child, which has another keeper: they are its parent's.
 
-        What ends in the child rings a new bell. Python 3.13 crashes if a queue has a thread wait
+        What ends in the child goes into a new mailbox. Python 3.13 crashes if a queue has a thread wait
         that only the parent has, unless it was told of the fork.
         """
-        self._bell = self._runtime.bell()
-        self._ring = self._bell.ring
+        self._mailbox = self._runtime.mailbox()
+        self._put = self._mailbox.put
         self.watches.clear()
         for each in list(self._kept.values()):
             if isinstance(each, Holding):
@@ -232,7 +232,7 @@ class Keeper:
         store = self._store = self._store or self._connect(self._runtime)
         impatient = store.impatient()
         while not self._ends:
-            # Anything that is added from here on rings, so the check below misses nothing.
+            # Anything that is added from here on puts a message there, so the check below misses nothing.
             asked_for, self._wakes_at = self._wakes_at, INFINITE
             await self._beat(store)
             now = self._runtime.now()
@@ -248,12 +248,12 @@ class Keeper:
                 self._attended = False
                 wakes_at = self._runtime.now() + NAP if self._naps * NAP < LINGER else INFINITE
             # A time that was asked for is kept, though its asker may have gone by now: where a key
-            # goes from hand to hand, the next one relies on it instead of ringing again.
+            # goes from hand to hand, the next one relies on it instead of being notified again.
             if self._runtime.now() < asked_for:
                 wakes_at = min(wakes_at, asked_for)
             self._wakes_at = wakes_at
             left = None if wakes_at == INFINITE else max(0.0, wakes_at - self._runtime.now())
-            heard: object = await self._bell.heard(left)
+            heard: object = await self._mailbox.heard(left)
             if isinstance(heard, OrphanWatch):
                 self._let_go(heard)
         # Nothing else is kept any more, so that patience delays nobody.
@@ -273,7 +273,7 @@ class Keeper:
         # It looks at everything once it has begun, also if it was thought not to run.
         if self._store is not None and due < self._wakes_at:
             self._wakes_at = due
-            self._bell.ring(CheckAgain())
+            self._mailbox.put(CheckAgain())
 
     def _let_go(self, watch: OrphanWatch) -> None:
         """Give back what no code refers to any more; a lease without renewal ends by itself."""

@@ -183,10 +183,10 @@ class CheckAgain(NamedTuple):
 Message = Granted | CheckAgain
 
 
-class Bell(Protocol):
-    """The bell of one listener. Any thread may ring it, at any time, any number of times."""
+class Mailbox(Protocol):
+    """The mailbox of one listener. Any thread may put messages into it at any time."""
 
-    def ring(self, message: Message) -> None: ...
+    def put(self, message: Message) -> None: ...
 
     @property
     def deaf(self) -> bool:
@@ -237,8 +237,8 @@ class Runtime(Protocol):
         """
 
     @property
-    def bell(self) -> Callable[[], Bell]:
-        """Return a bell whose listener is the running task or thread."""
+    def mailbox(self) -> Callable[[], Mailbox]:
+        """Return a mailbox whose listener is the running task or thread."""
 
     async def sleep(self, seconds: float) -> None: ...
 
@@ -247,20 +247,20 @@ class Switchboard:
     """The acquisitions of this process, by owner: an engine's receiver notifies them here."""
 
     def __init__(self) -> None:
-        self.bells: dict[str, Bell] = {}
-        """An acquisition adds its bell before it asks the engine, and disconnects it at its end."""
+        self.mailboxes: dict[str, Mailbox] = {}
+        """An acquisition adds its mailbox before it asks the engine, and disconnects it at its end."""
 
     def disconnect(self, owner: str) -> None:
-        self.bells.pop(owner, None)
+        self.mailboxes.pop(owner, None)
 
-    def ring(self, owner: str, message: Message) -> None:
+    def notify(self, owner: str, message: Message) -> None:
         """Pass a message on; one without a listener is dropped: its waiter has timed out."""
-        if bell := self.bells.get(owner):
-            bell.ring(message)
+        if mailbox := self.mailboxes.get(owner):
+            mailbox.put(message)
 
-    def ring_all(self, message: Message) -> None:
-        for bell in list(self.bells.values()):
-            bell.ring(message)
+    def notify_all(self, message: Message) -> None:
+        for mailbox in list(self.mailboxes.values()):
+            mailbox.put(message)
 
 
 class Level(enum.StrEnum):

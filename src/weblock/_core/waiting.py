@@ -18,7 +18,7 @@ from typing import Final
 
 from ..errors import EngineUnavailable
 from .holding import Anchor, Terms
-from .ports import Bell, CheckAgain, Granted, Pulse, Reply, Runtime
+from .ports import CheckAgain, Granted, Mailbox, Pulse, Reply, Runtime
 from .table import Claim, Held, Waiting
 
 BEAT: Final = 1.0
@@ -77,7 +77,7 @@ class Waiter:
         terms: Terms,
         *,
         runtime: Runtime,
-        bell: Bell,
+        mailbox: Mailbox,
         locker: object,
         control: object,
         give_up_at: float | None,
@@ -96,14 +96,14 @@ class Waiter:
         """The latest answer that the caller waits, and how long the lease then had left."""
         self.anchor: Anchor
         self._runtime = runtime
-        self._bell = bell
+        self._mailbox = mailbox
         self.give_up_at = give_up_at
         """When the wait ends; ``None`` is never."""
 
     @property
     def deaf(self) -> bool:
         """Whether its caller can never continue: its event loop has been closed."""
-        return self._bell.deaf
+        return self._mailbox.deaf
 
     def waits(self, waiting: Waiting, rest: float, anchor: Anchor) -> None:
         self.waiting, self.rest, self.anchor = waiting, rest, anchor
@@ -116,7 +116,7 @@ class Waiter:
 
     def wake(self) -> None:
         """Have the caller look again at what it waits for."""
-        self._bell.ring(CheckAgain())
+        self._mailbox.put(CheckAgain())
 
     def close(self) -> float:
         """Notify the caller of the end; return for how long to reject its owner."""
@@ -134,13 +134,13 @@ class Waiter:
         """Process the answer to a heartbeat: still waiting, or a reason to notify the caller."""
         self.due = now + BEAT
         if isinstance(reply, EngineUnavailable):
-            self._bell.ring(CheckAgain())
+            self._mailbox.put(CheckAgain())
             return
         self.anchor = Anchor(reply.now, sent)
         match reply.answer:
             case Waiting(until=until):
                 self.waits(reply.answer, until - reply.now, self.anchor)
             case Held(fence, until):
-                self._bell.ring(Granted(fence, until))
+                self._mailbox.put(Granted(fence, until))
             case _:
-                self._bell.ring(CheckAgain())
+                self._mailbox.put(CheckAgain())

@@ -13,7 +13,7 @@ from .._platform.internals import running_loop
 from . import clock
 
 
-class AsyncioBell:
+class AsyncioMailbox:
     """A queue whose listener is a task of one loop, and whose ringers are anywhere."""
 
     __slots__ = ("_listener", "_loop", "_messages")
@@ -27,7 +27,7 @@ class AsyncioBell:
     def deaf(self) -> bool:
         return self._loop is not None and self._loop.is_closed()
 
-    def ring(self, message: Message) -> None:
+    def put(self, message: Message) -> None:
         self._messages.append(message)
         listener = self._listener
         if listener is None:
@@ -79,7 +79,7 @@ def in_running_loop(callback: Callable[[], None]) -> Callable[[], None]:
 class AsyncioRuntime:
     suspends = True
     renews = False
-    bell = AsyncioBell
+    mailbox = AsyncioMailbox
     now = staticmethod(clock.now)
     jitter = staticmethod(random.random)
     new_owner = staticmethod(clock.new_owner)

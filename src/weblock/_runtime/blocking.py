@@ -46,16 +46,16 @@ _in_one_thread = False
 """Whether threads are greenlets: then all of them that lock anything belong to one real thread."""
 
 
-class BlockingBell:
-    """A queue, which no signal can interrupt: it may be rung by what is called of a dying object."""
+class BlockingMailbox:
+    """A queue, which no signal can interrupt: a finalizer may put a message into it."""
 
-    __slots__ = ("_messages", "ring")
+    __slots__ = ("_messages", "put")
 
     deaf = False
 
     def __init__(self) -> None:
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.ring: Callable[[Message], None] = self._messages.put
+        self.put: Callable[[Message], None] = self._messages.put
 
     async def heard(self, timeout: float | None) -> Message | None:
         if timeout is not None:
@@ -68,7 +68,7 @@ class BlockingBell:
 
 class BlockingRuntime:
     suspends = False
-    bell = BlockingBell
+    mailbox = BlockingMailbox
     now = staticmethod(clock.now)
     jitter = staticmethod(random.random)
     new_owner = staticmethod(clock.new_owner)

@@ -1,13 +1,13 @@
 """The store of every engine that can replace one small value atomically, and notify a process.
 
-Such an engine provides ``Cells`` and ``Bells``, and hands both to a ``CellStore``:
+Such an engine provides ``Cells`` and ``Notifier``, and hands both to a ``CellStore``:
 
 1. The store turns each request into a *transition*: a function of ``table`` that takes the state of a
    key and a moment, and returns the next state, the answer, and the waiters that have got a lease.
 2. The cells read the state, call the transition, and write the next state, while nobody else changes
    that key: with a mutex, or by comparing when they write, and calling the transition again if
    another process was quicker. So a transition has no effect of its own.
-3. The store rings the bells of those that have got a lease, which may run in other processes. A lost
+3. The store notifies those that have got a lease, which may run in other processes. A lost
    notification is made up for by the next heartbeat of the waiter.
 
 ``memory`` is the shortest example. Engines may recognize ``Acquire``, ``Release`` and ``Heartbeats``,
@@ -75,14 +75,14 @@ class Cells(Protocol):
         """See ``Store.marked``."""
 
 
-class Bells(Protocol):
+class Notifier(Protocol):
     """How to notify the other processes that lock here."""
 
     @property
     def process(self) -> str:
         """The name under which other processes notify this one."""
 
-    def ring(self, process: str, owner: str, granted: Granted) -> None:
+    def notify(self, process: str, owner: str, granted: Granted) -> None:
         """Notify a waiter of a process that it has the lease. May fail silently."""
 
     def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
@@ -167,12 +167,12 @@ class _Glance:
 
 
 class CellStore(Store):
-    """The lock protocol on cells and bells."""
+    """The lock protocol on cells, with a notifier."""
 
     def __init__(
         self,
         cells: Cells,
-        bells: Bells,
+        notifier: Notifier,
         *,
         patience: float = PATIENCE,
         beat_patience: float = BEAT_PATIENCE,
@@ -180,25 +180,25 @@ class CellStore(Store):
     ) -> None:
         self.texts = texts
         self._cells = cells
-        self._bells = bells
+        self._notifier = notifier
         self._patience = patience
         self._beat_patience = beat_patience
 
-    process = property(attrgetter("_bells.process"))
+    process = property(attrgetter("_notifier.process"))
 
     def impatient(self) -> CellStore:
         """Return the same with no more patience than heartbeats have."""
         patience = self._beat_patience
-        return CellStore(self._cells, self._bells, patience=patience, beat_patience=patience)
+        return CellStore(self._cells, self._notifier, patience=patience, beat_patience=patience)
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
         # The process of a caller that asks again may have another name by now.
-        if claim.process != (process := self._bells.process):
+        if claim.process != (process := self._notifier.process):
             claim = claim._replace(process=process)
         taking = Acquire(table.acquire, claim=claim, room=room)
         (_, answer, woken, _), now = await self._cells.update(key, taking, patience=self._patience)
         if woken:
-            self._ring(woken)
+            self._notify(woken)
         if isinstance(answer, Waiting):
             self._watch(key, claim.owner, answer)
         return Reply(answer, now)
@@ -208,9 +208,9 @@ class CellStore(Store):
         step, now = await self._cells.update(key, leaving, patience=self._patience)
         _, answer, woken, following = step
         if woken:
-            self._ring(woken)
+            self._notify(woken)
         if following:
-            self._bells.close_up(following.process, following.owner)
+            self._notifier.close_up(following.process, following.owner)
         return Reply(answer, now)
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
@@ -220,7 +220,7 @@ class CellStore(Store):
         outcomes = await self._cells.update_many(by_key, patience=self._beat_patience)
         for outcome in outcomes.values():
             if isinstance(outcome, Done):
-                self._ring(outcome.step.woken)
+                self._notify(outcome.step.woken)
         replies: list[Reply | EngineUnavailable] = []
         for pulse in pulses:
             outcome = outcomes[pulse.key]
@@ -270,27 +270,27 @@ class CellStore(Store):
 
     async def _apply(self, key: str, transition: Transition) -> Reply:
         step, now = await self._cells.update(key, transition, patience=self._patience)
-        self._ring(step.woken)
+        self._notify(step.woken)
         return Reply(step.answer, now)
 
     def _watch(self, key: str, owner: str, waiting: Waiting) -> None:
-        self._bells.watch(key, owner, waiting.ahead, first=waiting.position == 0)
+        self._notifier.watch(key, owner, waiting.ahead, first=waiting.position == 0)
 
-    def _ring(self, woken: Sequence[Grant]) -> None:
+    def _notify(self, woken: Sequence[Grant]) -> None:
         for claim, fence, _, until, _ in woken:
-            self._bells.ring(claim.process, claim.owner, Granted(fence, until))
+            self._notifier.notify(claim.process, claim.owner, Granted(fence, until))
 
 
-class LocalBells:
-    """The bells of an engine that serves only this process."""
+class LocalNotifier:
+    """The notifier of an engine that serves only this process."""
 
     process = ""
 
     def __init__(self, switchboard: Switchboard) -> None:
         self._switchboard = switchboard
 
-    def ring(self, process: str, owner: str, granted: Granted) -> None:
-        self._switchboard.ring(owner, granted)
+    def notify(self, process: str, owner: str, granted: Granted) -> None:
+        self._switchboard.notify(owner, granted)
 
     def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
         pass

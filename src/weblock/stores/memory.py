@@ -5,7 +5,7 @@ and asks for two things:
 
 - *cells*: one ``KeyState`` for each key, which a function of ``table`` replaces by the next one while
   nobody else changes it. Here they are a dict under a mutex.
-- *bells*: how to notify the process of a waiter. Here the waiter is in this process (``LocalBells``).
+- a *notifier*: how to notify the process of a waiter. Here the waiter is in this process (``LocalNotifier``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .._core.ports import Engine, Found, Runtime, Switchboard, Texts
 from .._core.table import KeyState, Moment, current
 from .._platform.forks import reset_after_fork
 from ..errors import EngineUnavailable
-from .cells import CellStore, Done, LocalBells, Transition, WhileHeld
+from .cells import CellStore, Done, LocalNotifier, Transition, WhileHeld
 from .transport.options import options_in
 from .url import without_secrets
 
@@ -53,8 +53,8 @@ class MemoryEngine(Engine):
 
     def connect(self, runtime: Runtime) -> CellStore:
         self.now = runtime.now  # All runtimes have the same clock.
-        bells = LocalBells(self.switchboard)
-        return CellStore(self, bells, patience=0, beat_patience=0, texts=_MemoryTexts(self))
+        notifier = LocalNotifier(self.switchboard)
+        return CellStore(self, notifier, patience=0, beat_patience=0, texts=_MemoryTexts(self))
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
         states = self.states

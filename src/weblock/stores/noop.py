@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._core.ports import Reply, Runtime
 from .._core.table import SHARED, Claim
-from .cells import CellStore, LocalBells
+from .cells import CellStore, LocalNotifier
 from .memory import MemoryEngine
 from .transport.options import options_in
 from .url import without_secrets
@@ -22,7 +22,7 @@ class NoopEngine(MemoryEngine):
 
     def connect(self, runtime: Runtime) -> CellStore:
         super().connect(runtime)
-        return _AllShare(self, LocalBells(self.switchboard), patience=0, beat_patience=0)
+        return _AllShare(self, LocalNotifier(self.switchboard), patience=0, beat_patience=0)
 
 
 def open_engine(url: str) -> NoopEngine:

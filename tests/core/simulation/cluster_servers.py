@@ -226,7 +226,7 @@ class ClusterServers(EngineServer):
     def published(self, channel: str, payload: str) -> None:
         ring = from_notification(payload)
         if ring is not None and self.listening.get(channel) == self.life:
-            self._ring(channel, *ring)
+            self._notify(channel, *ring)
 
     def _said(self, master: Master, command: str) -> Any:
         """The answer to a command that is no script."""

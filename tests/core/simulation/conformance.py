@@ -215,7 +215,7 @@ def in_the_model(
     clock: Clock, scripted: Callable[[Script], Script] = lambda s: s, kind: type[Lua] = Lua
 ) -> Lua:
     """The Lua in the simulator's model of a server."""
-    model = RedisModel(lambda: clock.now, lambda *_ring: None)
+    model = RedisModel(lambda: clock.now, lambda *_notify: None)
     return kind(lambda script, keys, args: model.evaluate(scripted(script), keys, args), "key")
 
 

@@ -109,7 +109,7 @@ class EngineServer:
         *,
         granularity: float,
         alive: Callable[[str], bool],
-        ring: Callable[[str, str, Granted], None],
+        notify: Callable[[str, str, Granted], None],
     ) -> None:
         self.states: dict[str, KeyState] = {}
         self.up = True
@@ -117,7 +117,7 @@ class EngineServer:
         self._world = world
         self._granularity = granularity
         self._alive = alive
-        self._ring = ring
+        self._notify = notify
         self._last_fence = 0
         self._stopped = False
         self._backlog: list[Action] = []
@@ -180,7 +180,7 @@ class EngineServer:
         if self.observer is not None:
             self.observer.applied(Change(request, owner, before, step, now))
         for grant in step.woken:
-            self._ring(grant.claim.process, grant.claim.owner, Granted(grant.fence, grant.until))
+            self._notify(grant.claim.process, grant.claim.owner, Granted(grant.fence, grant.until))
         return Reply(step.answer, now)
 
     def _keep(self, key: str, state: KeyState) -> None:

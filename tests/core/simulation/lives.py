@@ -31,7 +31,7 @@ class Lives:
     def __init__(self, seed: int, scripted: Callable[[Script], Script]) -> None:
         self._dice = Random(seed)
         self._now = 1_790_000_000 * SECOND
-        self._model = RedisModel(lambda: self._now, lambda *_ring: None)
+        self._model = RedisModel(lambda: self._now, lambda *_notify: None)
         self._model._started_at -= 1000 * DAY
         self._scripted = scripted
         self._recovery = self._dice.choice([0.0, 50 * 3600.0])

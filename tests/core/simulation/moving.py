@@ -68,7 +68,7 @@ class MovingSchedule:
             self.world,
             granularity=swarm.granularity,
             alive=lambda process: not (swarm.deaths_known and process in self._dead),
-            ring=self._network.ring,
+            notify=self._network.notify,
         )
         self._network.connect(self._engine, Deaf())
         self._planned = 0

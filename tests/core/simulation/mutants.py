@@ -401,7 +401,7 @@ MUTANTS: Final = (
         "one that gave up can still be rung",
         Acquisition,
         "run",
-        "locker.switchboard.bells.pop(self.owner, None)",
+        "locker.switchboard.mailboxes.pop(self.owner, None)",
         "pass",
         ("P9",),
     ),

@@ -98,7 +98,7 @@ class Network:
         if not self._engine.up:
             self._lose(exchange)
 
-    def ring(self, process: str, owner: str, granted: Granted) -> None:
+    def notify(self, process: str, owner: str, granted: Granted) -> None:
         """Tells a waiter of its lease: at most once."""
         world = self._world
         if self._happens(self._swarm.lost_rings):
@@ -106,18 +106,18 @@ class Network:
             self._log.ring_lost(owner)
             return
         receiver, switchboard, line = self._switchboards[process]
-        ring = partial(self._ring, switchboard, owner, granted)
+        ring = partial(self._notify, switchboard, owner, granted)
         world.after(line.delay(world.now, self._delay()), ring, receiver)
 
     def tell_of_a_death(self) -> None:
         """Every waiter that can be reached asks again, as where an engine notices deaths."""
         for process, switchboard, line in self._switchboards.values():
-            ring = partial(switchboard.ring_all, CheckAgain())
+            ring = partial(switchboard.notify_all, CheckAgain())
             self._world.after(line.delay(self._world.now, self._delay()), ring, process)
 
-    def _ring(self, switchboard: Switchboard, owner: str, granted: Granted) -> None:
+    def _notify(self, switchboard: Switchboard, owner: str, granted: Granted) -> None:
         self._world.note("rings", owner, granted)
-        switchboard.ring(owner, granted)
+        switchboard.notify(owner, granted)
 
     def _arrive(self, exchange: Exchange) -> None:
         if exchange.over:

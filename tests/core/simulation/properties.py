@@ -524,7 +524,7 @@ class NoLeak(Property):
             keeper = client.keeper
             if client.process.dead or keeper.over:
                 continue
-            left = [keeper._kept, keeper._pending, keeper.holdings, client.switchboard.bells]
+            left = [keeper._kept, keeper._pending, keeper.holdings, client.switchboard.mailboxes]
             tasks = [task.name for task in client.process.tasks if not task.done]
             if any(left) or set(tasks) - {"keeper"}:
                 self.fail(f"{left} {tasks} are left in {client.process.name}")

@@ -215,7 +215,7 @@ class QuorumSchedule(Schedule):
                 rate=self._rate(),
                 skew=random.uniform(-0.2, 0.2) - (variant.behind if number else 0.0),
                 world=world,
-                ring=network.ring,
+                notify=network.notify,
                 recovery=recovery,
                 scripted=variant.scripted,
             )
@@ -234,7 +234,7 @@ class QuorumSchedule(Schedule):
         self.truth = truth = QuorumTruth(world, swarm, quorum, minor=minor)
         for server, network in zip(servers, self.networks, strict=True):
             server.observer = truth
-            server._ring = network.ring
+            server._notify = network.notify
             log = MinorLog(truth) if minor else Log(truth)
             network.connect(server, log)  # type: ignore[arg-type]
         if minor:

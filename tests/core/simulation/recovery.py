@@ -23,7 +23,7 @@ class Rig:
 
     def __init__(self, scripted: Callable[[Script], Script]) -> None:
         self.now = 1_790_000_000 * SECOND
-        self.model = RedisModel(lambda: self.now, lambda *_ring: None)
+        self.model = RedisModel(lambda: self.now, lambda *_notify: None)
         self._scripted = scripted
         self._owners = 0
 
@@ -459,7 +459,7 @@ class Slot:
     def __init__(self, rig: Rig, ahead: int) -> None:
         self.rig = rig
         self.here = rig.model
-        self.there = RedisModel(lambda: rig.now + ahead * SECOND, lambda *_ring: None)
+        self.there = RedisModel(lambda: rig.now + ahead * SECOND, lambda *_notify: None)
         self.there.run = self.there.replid = 77
         _bucket, self.keys = LAYOUT.of_key("key")
 

@@ -40,11 +40,11 @@ class RedisEngine(EngineServer):
         *,
         granularity: float,
         alive: Callable[[str], bool],
-        ring: Callable[[str, str, Granted], None],
+        notify: Callable[[str, str, Granted], None],
         recovery: float,
         scripted: Callable[[Script], Script] = lambda script: script,
     ) -> None:
-        super().__init__(world, granularity=granularity, alive=alive, ring=ring)
+        super().__init__(world, granularity=granularity, alive=alive, notify=notify)
         self.recovery = recovery
         self._scripted = scripted
         self._model = RedisModel(lambda: round(self.now() * 1e6), self._published)
@@ -146,7 +146,7 @@ class RedisEngine(EngineServer):
 
     def _published(self, channel: str, payload: str) -> None:
         owner, fence, until = payload.split()
-        self._ring(channel, owner, Granted(int(fence), int(until) / 1e6))
+        self._notify(channel, owner, Granted(int(fence), int(until) / 1e6))
 
 
 def _owner_of(request: Changing) -> str:

@@ -126,7 +126,7 @@ class Subscription:
     def _listen(self) -> None:
         self._engine.deaf.discard(self._process.name)
         self._engine.listening[self._process.name] = self._engine.life
-        self._switchboard.ring_all(CheckAgain())
+        self._switchboard.notify_all(CheckAgain())
 
 
 class SimulatedLinks:

@@ -211,7 +211,7 @@ class RedisServer(RedisEngine):
             self._sometimes("ring on a dead subscription")
             self.observer.ring_lost(ring[0])  # type: ignore[union-attr]
         else:
-            self._ring(channel, *ring)
+            self._notify(channel, *ring)
 
     def _in_quarantine(self, asked: Changing | Refresh, replies: list[Reply]) -> None:
         """A server that recovers says until when: that excuses a delay, within reason."""

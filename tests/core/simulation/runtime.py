@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from weblock._core.ports import Bell, Message
+from weblock._core.ports import Mailbox, Message
 
 from .process import Process, Signal
 
@@ -38,8 +38,8 @@ class SimulatedRuntime:
     def holds_up(self, _flow: object) -> bool:
         return False
 
-    def bell(self) -> Bell:
-        return SimulatedBell(self._process)
+    def mailbox(self) -> Mailbox:
+        return SimulatedMailbox(self._process)
 
     async def at_once(
         self, works: Sequence[Coroutine[Any, Any, None]], enough: Callable[[], bool]
@@ -64,7 +64,7 @@ class SimulatedRuntime:
         await signal
 
 
-class SimulatedBell:
+class SimulatedMailbox:
     """A queue with one listener."""
 
     deaf = False
@@ -74,7 +74,7 @@ class SimulatedBell:
         self._messages: deque[Message] = deque()
         self._listener = Signal()
 
-    def ring(self, message: Message) -> None:
+    def put(self, message: Message) -> None:
         self._messages.append(message)
         self._listener.fire()
 

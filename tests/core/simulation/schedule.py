@@ -54,7 +54,7 @@ class Schedule:
             self.world,
             granularity=swarm.granularity,
             alive=self._alive,
-            ring=self.network.ring,
+            notify=self.network.notify,
         )
         self.truth = Truth(self.world, swarm, self.engine)
         self.engine.observer = self.truth

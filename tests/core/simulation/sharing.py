@@ -26,7 +26,7 @@ class Rig:
         self.rung: list[tuple[str, ...]] = []
         self.recovery = recovery
         self._scripted = scripted
-        self.model = RedisModel(lambda: self.now, self._ring)
+        self.model = RedisModel(lambda: self.now, self._notify)
         self.run_of_client = self.model.incarnation
 
     def acquire(self, owner: str, limit: int, *, ttl: float = 10.0, room: int = 9) -> Any:
@@ -62,7 +62,7 @@ class Rig:
         args = (self.run_of_client, micros(self.recovery), "single", *words)
         return self.model.evaluate(self._scripted(script), keys, args)
 
-    def _ring(self, channel: str, payload: str) -> None:
+    def _notify(self, channel: str, payload: str) -> None:
         self.rung.append((channel, *payload.split()))
 
 

@@ -47,7 +47,7 @@ class TakersSchedule:
                 rate=1.0,
                 skew=random.uniform(-0.2, 0.2),
                 world=world,
-                ring=network.ring,
+                notify=network.notify,
                 recovery=0.0,
                 scripted=AS_SHIPPED,
             )

@@ -118,7 +118,7 @@ def default_directory() -> str:
 
 
 class FileEngine(Engine):
-    """The leases of one directory, as this process sees them. It is also the bells of ``CellStore``."""
+    """The leases of one directory, as this process sees them. It is also the notifier of ``CellStore``."""
 
     scope = "host"
     fails_as_one = False  # A process that was stopped holds up only the keys of one file.
@@ -148,9 +148,9 @@ class FileEngine(Engine):
         texts = FileTexts(partial(cells.update, patience=PATIENCE), cells.run)
         return CellStore(cells, self, patience=PATIENCE, beat_patience=BEAT_PATIENCE, texts=texts)
 
-    def ring(self, process: str, owner: str, granted: Granted) -> None:
+    def notify(self, process: str, owner: str, granted: Granted) -> None:
         if home := self.home:
-            home.processes.ring(process, owner, granted)
+            home.processes.notify(process, owner, granted)
 
     def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
         if home := self.home:
@@ -218,7 +218,7 @@ class FileEngine(Engine):
             self.home, self.process = None, secrets.token_hex(8)
         if home:
             home.close()
-        self.switchboard.ring_all(CheckAgain())
+        self.switchboard.notify_all(CheckAgain())
 
     def _open(self) -> OpenDirectory:
         with self._opening:

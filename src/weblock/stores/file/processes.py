@@ -9,7 +9,7 @@ once, and not guessed from process ids, which are used again, and differ between
 
 The waiters of a key are a chain: each watches the nearest process before it that lives, and the first
 one watches all holders. A death wakes only the waiters directly behind it; each of them asks the
-engine, and finds another process to watch. A waiter that leaves the queue rings the one behind it,
+engine, and finds another process to watch. A waiter that leaves the queue notifies the one behind it,
 which would otherwise go on watching a process that is not before it any more. If each waiter watched
 all processes before it, a queue of n would need n * n open pipes, and each death would wake all.
 
@@ -68,7 +68,7 @@ class Pipe(io.FileIO):
 
 
 class Processes:
-    """This process, and the others as it sees them. For ``ring`` and ``close_up``, see ``cells.Bells``."""
+    """This process, and the others as it sees them. For ``notify`` and ``close_up``, see ``cells.Notifier``."""
 
     def __init__(self, directory: Directory, process: str, switchboard: Switchboard) -> None:
         self.process = process
@@ -82,7 +82,7 @@ class Processes:
         self._theirs: dict[str, Pipe] = {}
         """The pipes of those that waiters here watch. Only the thread closes them."""
         self._dead: set[str] = set()
-        self._thread = BackgroundThread("weblock-bell", self._listen)
+        self._thread = BackgroundThread("weblock-listener", self._listen)
         self._closed = threading.Event()
         try:
             self._make_pipe()
@@ -91,15 +91,15 @@ class Processes:
             self.close()
             raise
 
-    def ring(self, process: str, owner: str, granted: Granted) -> None:
+    def notify(self, process: str, owner: str, granted: Granted) -> None:
         if process == self.process:
-            self._switchboard.ring(owner, granted)
+            self._switchboard.notify(owner, granted)
         else:
             self._send(process, f"{owner} {granted.fence} {granted.until}")
 
     def close_up(self, process: str, owner: str) -> None:
         if process == self.process:
-            self._switchboard.ring(owner, CheckAgain())
+            self._switchboard.notify(owner, CheckAgain())
         else:
             self._send(process, owner)
 
@@ -127,7 +127,7 @@ class Processes:
             holders = [each for each in ahead if each != self.process]
             self._note(owner, holders)
             if any(not self._follow(holder) and holder in self._dead for holder in holders):
-                self._switchboard.ring(owner, CheckAgain())
+                self._switchboard.notify(owner, CheckAgain())
             return
         for process in ahead:
             if process == self.process:  # Another waiter here is before it, and watches.
@@ -138,7 +138,7 @@ class Processes:
             if self._follow(process):
                 return
         if all(process in self._dead for process in ahead):
-            self._switchboard.ring(owner, CheckAgain())
+            self._switchboard.notify(owner, CheckAgain())
 
     def close(self) -> None:
         """Leave. To other processes we are dead from now on, and our leases void."""
@@ -154,9 +154,9 @@ class Processes:
 
     def _note(self, owner: str, processes: Sequence[str]) -> None:
         self._watched[owner] = processes
-        bells = self._switchboard.bells
-        if len(self._watched) > 2 * len(bells) + _SPARE:
-            for each in [each for each in list(self._watched) if each not in bells]:
+        mailboxes = self._switchboard.mailboxes
+        if len(self._watched) > 2 * len(mailboxes) + _SPARE:
+            for each in [each for each in list(self._watched) if each not in mailboxes]:
                 self._watched.pop(each, None)
 
     def _follow(self, process: str) -> bool:
@@ -204,8 +204,8 @@ class Processes:
         while ours and not self._closed.is_set():
             with self._guard:
                 if len(self._theirs) > _SPARE:  # Close those that no waiter here watches any more.
-                    bells, pairs = self._switchboard.bells, list(self._watched.items())
-                    watched = {each for owner, some in pairs if owner in bells for each in some}
+                    mailboxes, pairs = self._switchboard.mailboxes, list(self._watched.items())
+                    watched = {each for owner, some in pairs if owner in mailboxes for each in some}
                     for process in self._theirs.keys() - watched:
                         self._theirs.pop(process).close()
             theirs = {pipe.fileno(): process for process, pipe in list(self._theirs.items())}
@@ -223,7 +223,7 @@ class Processes:
                 self._theirs.pop(process).close()
                 for owner, those in list(self._watched.items()):
                     if process in those:
-                        self._switchboard.ring(owner, CheckAgain())
+                        self._switchboard.notify(owner, CheckAgain())
 
     def _receive(self, pipe: Pipe) -> None:
         for line in (pipe.read(_CAPACITY) or b"").split(b"\n"):
@@ -231,9 +231,9 @@ class Processes:
             with contextlib.suppress(ValueError, IndexError):
                 owner, *granted = line.decode().split(" ")
                 if not granted:
-                    self._switchboard.ring(owner, CheckAgain())
+                    self._switchboard.notify(owner, CheckAgain())
                 elif math.isfinite(until := float(granted[1])):
-                    self._switchboard.ring(owner, Granted(int(granted[0]), until))
+                    self._switchboard.notify(owner, Granted(int(granted[0]), until))
 
     def _make_pipe(self) -> None:
         """Create our pipe. It gets its name only when it is open: before that, it looks like a death."""
@@ -275,4 +275,4 @@ class Processes:
                     )
 
     def _name_of(self, process: str) -> str:
-        return f"{process}.{self._directory.boot}.bell"
+        return f"{process}.{self._directory.boot}.pipe"

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from ..._core.ports import CheckAgain, Runtime, Store
 from ..._platform.threads import BackgroundThread, in_thread
 from ...errors import ConfigurationError, EngineUnavailable
-from ..cells import PORTION, CellStore, LocalBells
+from ..cells import PORTION, CellStore, LocalNotifier
 from ..findings import Finding, unreachable
 from ..transport.engine import ServerEngine
 from ..transport.pool import Pool
@@ -103,8 +103,8 @@ class _Watch:
     fence: int = 0
 
 
-class Poller(LocalBells):
-    """The bells of memcached: a thread that polls, because memcached cannot notify. It notifies waiters of this process, whichever process has released.
+class Poller(LocalNotifier):
+    """The notifier of memcached: a thread that polls, because memcached cannot notify. It notifies waiters of this process, whichever process has released.
 
     A key that often changes hands is read often. A key that is held for long is read seldom, and so
     is one for which many waiters are in front of the first one here.
@@ -164,8 +164,12 @@ class Poller(LocalBells):
 
     def _plan(self, key: str, item: object, runtime: Runtime) -> None:
         """Notify the waiters here that have got the key, and plan when to look again, if any are left."""
-        watch, bells, pause = self._watches[key], self._engine.switchboard.bells, LONGEST_PAUSE
-        watch.owners = {owner for owner in list(watch.owners) if owner in bells}
+        watch, mailboxes, pause = (
+            self._watches[key],
+            self._engine.switchboard.mailboxes,
+            LONGEST_PAUSE,
+        )
+        watch.owners = {owner for owner in list(watch.owners) if owner in mailboxes}
         if not watch.owners:
             del self._watches[key]
             return
@@ -175,7 +179,7 @@ class Poller(LocalBells):
                 watch.fence, watch.pause = new[-1].fence, FIRST_PAUSE
             for grant in new:
                 if grant.claim.owner in watch.owners and not grant.confirmed:
-                    self._engine.switchboard.ring(grant.claim.owner, CheckAgain())
+                    self._engine.switchboard.notify(grant.claim.owner, CheckAgain())
             processes = [place.claim.process for place in item.state.queue]
             ahead = processes.index(self.process) if self.process in processes else 0
             pause = min(LONGEST_PAUSE, watch.pause * (1 + ahead))

@@ -13,7 +13,7 @@ from psycopg import errors
 from ..._core.ports import CheckAgain, Runtime, Store, Switchboard
 from ..._platform.logs import logger
 from ..._platform.threads import in_thread
-from ..cells import LocalBells
+from ..cells import LocalNotifier
 from ..findings import Finding
 from ..transport.engine import ServerEngine
 from ..transport.listener import Listener, from_notification
@@ -143,8 +143,8 @@ class PostgreSQLEngine(ServerEngine):
         super().close()
 
 
-class Receiver(LocalBells):
-    """The bells of PostgreSQL. It listens on one channel, from when the first caller waits.
+class Receiver(LocalNotifier):
+    """The notifier of PostgreSQL. It listens on one channel, from when the first caller waits.
 
     Waiters of this process are notified directly; those of others with the row that they get. One
     connection, of a thread of its own, listens for all waiters of this process. A pooler that gives a
@@ -176,12 +176,12 @@ class Receiver(LocalBells):
             )
             return
         link.ask(f'LISTEN "{self.process}"'.encode())
-        self._switchboard.ring_all(CheckAgain())  # A notification may have been lost before.
+        self._switchboard.notify_all(CheckAgain())  # A notification may have been lost before.
         while not ended.is_set():
             heard = False
             for payload in link.heard(LISTENED_IN):
                 heard = True
                 if found := from_notification(payload):
-                    self._switchboard.ring(*found)
+                    self._switchboard.notify(*found)
             if not heard:
                 link.ask(PING)

@@ -184,7 +184,7 @@ class QuorumEngine(Engine):
         self.health.close()
         for each in self._connections:
             each.close()
-        self.switchboard.ring_all(CheckAgain())
+        self.switchboard.notify_all(CheckAgain())
 
     def _knock(self, number: int) -> None:
         """Ask a server that is down for a sign of life."""
@@ -221,11 +221,11 @@ class Board(Switchboard):
         self._engine = engine
         self._server = server
 
-    def ring(self, owner: str, message: Message) -> None:
+    def notify(self, owner: str, message: Message) -> None:
         """Notify a waiter of what the notifications of all servers amount to."""
         if acquisition := self._engine.acquisitions.get(owner):
             message = acquisition.notified(self._server, message, majority=self._engine.majority)
-            self._engine.switchboard.ring(owner, message)
+            self._engine.switchboard.notify(owner, message)
 
-    def ring_all(self, message: Message) -> None:
-        self._engine.switchboard.ring_all(message)
+    def notify_all(self, message: Message) -> None:
+        self._engine.switchboard.notify_all(message)

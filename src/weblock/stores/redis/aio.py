@@ -24,7 +24,7 @@ from ..transport.unfit import Unfit
 from .asking import connecting, in_background
 from .calls import packed
 from .internals import take_writer
-from .link import NOT_RUNG, Bell, Introduce, Link, Links
+from .link import NOT_RUNG, Introduce, Link, Links, Subscription
 from .servers import explained
 from .settings import Address
 
@@ -50,9 +50,9 @@ class AsyncioLink(Link[tuple[asyncio.Future[Any], float]], asyncio.Protocol):
         *,
         timeout: float,
         on_end: Callable[[AsyncioLink], None],
-        bell: Bell | None = None,
+        subscription: Subscription | None = None,
     ) -> None:
-        super().__init__(address, timeout, bell)
+        super().__init__(address, timeout, subscription)
         self.loop = asyncio.get_running_loop()
         self._on_end = on_end
         self._replied_at = self.loop.time()
@@ -223,12 +223,12 @@ class LoopLinks:
 
     def __init__(
         self,
-        bell: Bell,
+        subscription: Subscription,
         connect: Callable[[Address], redis.asyncio.Connection],
         *,
         timeout: float,
     ) -> None:
-        self.bell = bell
+        self.subscription = subscription
         self.loop = asyncio.get_running_loop()
         self._connect = connect
         self._timeout = timeout
@@ -257,15 +257,17 @@ class LoopLinks:
         if self._listener and not self._listener.failure:
             return
         for link in list(self.up.values()):
-            if self.bell.serves(link.address):
+            if self.subscription.serves(link.address):
                 self._listener = link
-                link.ask(packed("SUBSCRIBE", self.bell.channel)).add_done_callback(_warn_if_refused)
+                link.ask(packed("SUBSCRIBE", self.subscription.channel)).add_done_callback(
+                    _warn_if_refused
+                )
                 return
 
     def move(self) -> None:
         """Listen elsewhere, if the server where it listens is no longer one of ours."""
         link = self._listener
-        if link and not self.bell.serves(link.address):
+        if link and not self.subscription.serves(link.address):
             link.discard()
 
     async def aside(self, work: Callable[[], None]) -> None:
@@ -303,7 +305,11 @@ class LoopLinks:
 
     async def _new(self, address: Address, introduce: Introduce) -> AsyncioLink:
         try:
-            ways = {"timeout": self._timeout, "on_end": self._ended, "bell": self.bell}
+            ways = {
+                "timeout": self._timeout,
+                "on_end": self._ended,
+                "subscription": self.subscription,
+            }
             link = await connected(address, self._connect(address), **ways)
             await introduce(link)
         finally:
@@ -318,7 +324,7 @@ class LoopLinks:
         if self._listener is link:
             self._listener = None
             # The waiters ask again, which makes us listen on another.
-            self.bell.switchboard.ring_all(CheckAgain())
+            self.subscription.switchboard.notify_all(CheckAgain())
 
 
 class AsyncioLinks(Links):
@@ -330,7 +336,7 @@ class AsyncioLinks(Links):
 
     @property
     def process(self) -> str:
-        return self._loops.here().bell.channel
+        return self._loops.here().subscription.channel
 
     def listen(self) -> None:
         self._loops.here().listen()

@@ -28,7 +28,7 @@ from .aio import Loan
 from .asking import FAILURES, Connect, connecting
 from .calls import packed
 from .internals import socket_of
-from .link import NOT_RUNG, Bell, Introduce, Link, Links
+from .link import NOT_RUNG, Introduce, Link, Links, Subscription
 from .servers import explained
 from .settings import Address
 
@@ -65,13 +65,13 @@ class BlockingLink(Link[list[Any]]):
         connection: redis.Connection,
         *,
         timeout: float | None = None,
-        bell: Bell | None = None,
+        subscription: Subscription | None = None,
     ) -> None:
         self._connection = connection
         self._socket = socket_of(connection)
         if timeout is not None:
             self._socket.settimeout(timeout)
-        super().__init__(address, self._socket.gettimeout() or 0.0, bell)
+        super().__init__(address, self._socket.gettimeout() or 0.0, subscription)
         self.used_at = time.monotonic()
         self.alive = True
         """Whether nothing has gone wrong on it yet, and no caller is in the middle of a request."""
@@ -240,7 +240,7 @@ class BlockingLinks(Links):
 
     @property
     def process(self) -> str:
-        return self._receiver.bell.channel
+        return self._receiver.subscription.channel
 
     def listen(self) -> None:
         self._receiver.listen()
@@ -354,9 +354,12 @@ class Receiver:
     """The thread that receives the notifications of all waiters here, from when the first one waits."""
 
     def __init__(
-        self, bell: Bell, connect: Callable[[Bell], BlockingLink], on_quiet: Callable[[], None]
+        self,
+        subscription: Subscription,
+        connect: Callable[[Subscription], BlockingLink],
+        on_quiet: Callable[[], None],
     ) -> None:
-        self.bell = bell
+        self.subscription = subscription
         self._connect = connect
         self._on_quiet = on_quiet
         self._told = False
@@ -368,12 +371,12 @@ class Receiver:
     def move(self) -> None:
         """Make the thread listen elsewhere, if its server is no longer one of ours."""
         link = self._listener.connection
-        if link and not self.bell.serves(link.address):
+        if link and not self.subscription.serves(link.address):
             self._listener.hang_up()
 
     def _connected(self) -> BlockingLink:
         try:
-            return self._connect(self.bell)
+            return self._connect(self.subscription)
         except exceptions.ResponseError as error:  # It may know no RESP3, which only this needs.
             if not self._told:
                 logger.warning(NOT_RUNG, explained(error))
@@ -381,7 +384,7 @@ class Receiver:
             raise
 
     def _hear(self, link: BlockingLink) -> None:
-        replies = link.send(packed("SUBSCRIBE", self.bell.channel))
+        replies = link.send(packed("SUBSCRIBE", self.subscription.channel))
         while not self._listener.ended.is_set():
             if link.hear():
                 for reply in replies:

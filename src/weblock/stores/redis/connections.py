@@ -20,7 +20,7 @@ from ...keys import signature_of
 from .aio import AsyncioLinks, LoopLinks
 from .blocking import LISTENED_IN, BlockingLink, BlockingLinks, Lent, Receiver, connected
 from .calls import Layout
-from .link import Bell, Links
+from .link import Links, Subscription
 from .settings import Address, Deployment, Settings
 from .store import RedisStore
 from .topology import ClusterNodes, Nodes, SentinelNodes
@@ -54,7 +54,7 @@ class Connections:
                 self._nodes = SentinelNodes(settings, self.sentinel, self._move)
             case Deployment.CLUSTER:
                 self._nodes = ClusterNodes(settings, self._layout, self.connection, self._move)
-        self._receiver = Receiver(self._new_bell(), self._subscriber, self._tidy)
+        self._receiver = Receiver(self._new_subscription(), self._subscriber, self._tidy)
         self._links: list[Links] = []
 
     def store(self, *, suspends: bool, two_phase: bool = False, renews: bool = False) -> RedisStore:
@@ -68,7 +68,7 @@ class Connections:
         if suspends:
             self._try_out(self._asyncio)
             links = AsyncioLinks(
-                lambda: LoopLinks(self._new_bell(), self._asyncio, timeout=settings.timeout)
+                lambda: LoopLinks(self._new_subscription(), self._asyncio, timeout=settings.timeout)
             )
         else:
             links = BlockingLinks(
@@ -124,18 +124,18 @@ class Connections:
         for links in self._links:
             links.tidy()
 
-    def _new_bell(self) -> Bell:
-        return Bell(
+    def _new_subscription(self) -> Subscription:
+        return Subscription(
             self._layout.channel(uuid.uuid4().hex),
             self._switchboard,
             self._nodes.serves,
             trusted=not self._settings.min_replicas,
         )
 
-    def _subscriber(self, bell: Bell) -> BlockingLink:
+    def _subscriber(self, subscription: Subscription) -> BlockingLink:
         address = self._known_nodes().listen_at()
         connection = self.connection(address, listens=True)
-        return connected(address, connection, timeout=LISTENED_IN, bell=bell)
+        return connected(address, connection, timeout=LISTENED_IN, subscription=subscription)
 
     def _asyncio(self, address: Address) -> redis.asyncio.Connection:
         return cast("redis.asyncio.Connection", self._made(address, suspends=True, listens=True))

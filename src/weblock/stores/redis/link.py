@@ -60,7 +60,7 @@ class Errors(DefaultParser):  # type: ignore[valid-type,misc]  # It is one of tw
     }
 
 
-class Bell(NamedTuple):
+class Subscription(NamedTuple):
     """How the waiters of a thread or a loop are notified when their turn has come."""
 
     channel: str
@@ -79,9 +79,9 @@ class Bell(NamedTuple):
             case [b"message", _, bytes() as payload]:
                 if found := from_notification(payload.decode(errors="replace")):
                     owner, message = found
-                    self.switchboard.ring(owner, message if self.trusted else CheckAgain())
+                    self.switchboard.notify(owner, message if self.trusted else CheckAgain())
             case [b"subscribe", *_]:  # A notification may have been lost before.
-                self.switchboard.ring_all(CheckAgain())
+                self.switchboard.notify_all(CheckAgain())
 
 
 class Link(Generic[R]):
@@ -94,7 +94,9 @@ class Link(Generic[R]):
     incarnation: str
     """The name of its server's run in the scripts."""
 
-    def __init__(self, address: Address, timeout: float, bell: Bell | None = None) -> None:
+    def __init__(
+        self, address: Address, timeout: float, subscription: Subscription | None = None
+    ) -> None:
         self.address = address
         self.timeout = timeout
         self.failure: Exception | None = None
@@ -102,7 +104,7 @@ class Link(Generic[R]):
         self._feed, self._next_reply = reader.feed, reader.gets
         self._in_flight: deque[R] = deque()
         """For each reply that the server owes us, in its order, the request that it belongs to."""
-        self._bell = bell
+        self._subscription = subscription
 
     def ask(self, command: bytes) -> Awaitable[Outcome]:
         """Send one command, and return its reply."""
@@ -126,8 +128,8 @@ class Link(Generic[R]):
             self._feed(*data)
             for reply in iter(self._next_reply, INCOMPLETE):
                 if isinstance(reply, hiredis.PushNotification):
-                    if self._bell:
-                        self._bell.pass_on(reply)
+                    if self._subscription:
+                        self._subscription.pass_on(reply)
                     if reply[0] != b"subscribe":  # Which is also the reply to the command.
                         continue
                 answered.append((self._in_flight.popleft(), reply))

@@ -37,4 +37,4 @@ class ServerEngine(Engine):
 
     def close(self) -> None:
         """End all connections. Callers that still wait here are notified."""
-        self.switchboard.ring_all(CheckAgain())
+        self.switchboard.notify_all(CheckAgain())

@@ -28,7 +28,7 @@ class ByLoop(Generic[T]):
     """The object that ``new`` makes for each event loop, when it is first needed there.
 
     A loop that no code refers to is collected, even if it was never closed, unless a task of it waits
-    for a lock: the bell of that task keeps both. Connections refer to their loop, so nothing here may
+    for a lock: the mailbox of that task keeps both. Connections refer to their loop, so nothing here may
     refer to them. The loop itself keeps them, in an attribute, and whatever is still open when both are
     collected closes its own socket.
     """

@@ -1,7 +1,7 @@
 """``zookeeper://``: leases in a ZooKeeper ensemble, which agrees on each of them.
 
 A key is a node, and its children are the lease and the places of waiters. ``nodes`` is the codec,
-``session`` the transport. ZooKeeper's watches are the bell. ``wire`` asks and reads, and ``store``
+``session`` the transport. ZooKeeper's watches notify waiters. ``wire`` asks and reads, and ``store``
 decides what happens.
 """
 

@@ -68,8 +68,8 @@ class ZooKeeperEngine(Engine):
                 )
                 self._session.close(patience=0)
                 self._session = None
-                # Nothing rings for what that session watched: it is watched anew.
-                self.switchboard.ring_all(CheckAgain())
+                # Nothing notifies of what that session watched: it is watched anew.
+                self.switchboard.notify_all(CheckAgain())
             if self._session is None:
                 try:
                     self._opens = True
@@ -116,4 +116,4 @@ class ZooKeeperEngine(Engine):
             session, self._session = self._session, None
         if session:
             session.close()
-        self.switchboard.ring_all(CheckAgain())
+        self.switchboard.notify_all(CheckAgain())

@@ -6,7 +6,7 @@ an extension, which would take back what its holder was promised.
 
 kazoo guards its results by a ``threading.Condition``, which is written in Python. An exception that a
 signal handler raises inside of it leaves it locked for good, and then the thread that receives all
-answers waits forever. Here the lock is entered and left in C, and a caller waits for a bell.
+answers waits forever. Here the lock is entered and left in C, and a caller waits for a message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL
 
-from ..._core.ports import Bell, CheckAgain
+from ..._core.ports import CheckAgain, Mailbox
 from ..._platform.forks import close_in_children
 from ..._platform.threads import background_thread
 from .. import marks
@@ -42,15 +42,15 @@ _RLock: Any = type(threading.RLock())
 
 
 class _Condition(_RLock):  # type: ignore[misc]
-    """What kazoo uses of a condition: it notifies the bells of those that wait."""
+    """What kazoo uses of a condition: it notifies those that wait."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bells: list[Bell] = []
+        self.mailboxes: list[Mailbox] = []
 
     def notify_all(self) -> None:
-        for bell in taken_out(self.bells):
-            bell.ring(CheckAgain())
+        for mailbox in taken_out(self.mailboxes):
+            mailbox.put(CheckAgain())
 
 
 class AsyncResult(utils.AsyncResult):  # type: ignore[misc]
@@ -58,20 +58,20 @@ class AsyncResult(utils.AsyncResult):  # type: ignore[misc]
 
     def __init__(self, handler: Handler) -> None:
         condition = _Condition()
-        self._bells = condition.bells
+        self._mailboxes = condition.mailboxes
         super().__init__(handler, lambda: condition, handler.timeout_exception)
 
-    async def answer(self, new_bell: Callable[[], Bell], timeout: float) -> Any:
-        """Wait for the result: the thread that stores it rings a bell. Raises kazoo's errors."""
+    async def answer(self, new_mailbox: Callable[[], Mailbox], timeout: float) -> Any:
+        """Wait for the result: the thread that stores it puts a message into a mailbox. Raises kazoo's errors."""
         if not self.ready():
-            bell = new_bell()
-            self._bells.append(bell)
+            mailbox = new_mailbox()
+            self._mailboxes.append(mailbox)
             try:
-                if not self.ready():  # Perhaps it has arrived before the bell was there.
-                    await bell.heard(timeout)
+                if not self.ready():  # Perhaps it has arrived before the mailbox was there.
+                    await mailbox.heard(timeout)
             finally:
                 with contextlib.suppress(ValueError):
-                    self._bells.remove(bell)
+                    self._mailboxes.remove(mailbox)
         return self.get(block=False)
 
 

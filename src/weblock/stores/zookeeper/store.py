@@ -52,7 +52,7 @@ class Watch(NamedTuple):
 
     def __call__(self, _event: object) -> None:
         """Run in kazoo's thread."""
-        self.switchboard.ring(self.owner, CheckAgain())
+        self.switchboard.notify(self.owner, CheckAgain())
 
 
 class ZooKeeperStore(Store):
@@ -199,7 +199,7 @@ class ZooKeeperStore(Store):
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
         session, memory = await self._wire.session(), self._memory
-        memory.forget_ended(self._wire.now(), self._switchboard.bells)
+        memory.forget_ended(self._wire.now(), self._switchboard.mailboxes)
         keys = {pulse.key: session.key(pulse.key) for pulse in pulses}
         held = [pulse for pulse in pulses if pulse.owner in memory.leases]
         waiting = [pulse for pulse in pulses if pulse.owner not in memory.leases]
@@ -245,7 +245,7 @@ class ZooKeeperStore(Store):
                 replies.append(stat)
             elif isinstance(stat, Exception):
                 memory.leases.pop(owner, None)
-                if owner not in self._switchboard.bells:  # Else it still asks for the key.
+                if owner not in self._switchboard.mailboxes:  # Else it still asks for the key.
                     memory.forget(owner)
                 replies.append(self._wire.reply(Gone()))
             else:

@@ -114,7 +114,7 @@ class Wire:
         self.memory = engine.memory
         self._engine = engine
         self._timeout = engine.settings.timeout
-        self._new_bell = runtime.bell
+        self._new_mailbox = runtime.mailbox
 
     async def session(self) -> Session:
         """Return the session when it is connected. Anything sent before would be sent too late.
@@ -123,7 +123,7 @@ class Wire:
         """
         session = self._engine.session()
         try:
-            await session.ready.answer(self._new_bell, self._timeout)
+            await session.ready.answer(self._new_mailbox, self._timeout)
         except KazooTimeoutError as error:
             reason = "no server can be reached"
             # kazoo tells its listeners of no end that follows on another loss, as of a refused password.
@@ -163,7 +163,7 @@ class Wire:
         until, silent, outcomes = self.now() + self._timeout, False, []
         for result in results:
             try:
-                outcomes.append(await result.answer(self._new_bell, until - self.now()))
+                outcomes.append(await result.answer(self._new_mailbox, until - self.now()))
             except EXPECTED as error:
                 outcomes.append(error)
             except Exception as error:  # noqa: BLE001 - kazoo's own failures are no better than an outage
