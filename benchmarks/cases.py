@@ -111,7 +111,7 @@ def _uncontended(title: str, rates: Rates, goals: dict[str, float]) -> Findings:
 
 
 def _ours(peer: Contender) -> Contender:
-    """Which of our faces a peer is compared with."""
+    """Which of our APIs a peer is compared with."""
     return contenders.EMBEDDED_ASYNCIO if isinstance(peer, Asyncio) else contenders.EMBEDDED
 
 

@@ -169,13 +169,13 @@ def table(effort: Effort) -> Findings:
             for site in sites.values():
                 site.slices.append(site.measure(effort.slice))
         calls = _calls(servers[0].port)
-    lines = [race.line(effort, calls.get(_face_of(race), "")) for race in races]
+    lines = [race.line(effort, calls.get(_api_of(race), "")) for race in races]
     took = races[0].script_time(effort)
     lines.append(_figure("server's time for one section, µs", took, 8))
     lines += [_web_line(effort, sites, site) for site in sites.values() if site.app.goal]
-    for (engine, face), found in calls.items():
+    for (engine, api), found in calls.items():
         if bound := _CALLS.get(engine):
-            title = f"calls of an acquire and a release, {engine}://, {face}"
+            title = f"calls of an acquire and a release, {engine}://, {api}"
             lines.append(_figure(title, float(found), bound))
     return Findings("Goals", HEADS, lines, compares=False)
 
@@ -235,7 +235,7 @@ def _open_own(peer: Peer, target: Target, directory: Path) -> Any:
     return peer.open(target.for_key(f"{os.getpid()}-{next(_numbers)}"), directory)
 
 
-def _face_of(race: Race) -> tuple[str, str]:
+def _api_of(race: Race) -> tuple[str, str]:
     ours = race.racers[0].crew.contender
     return race.engine, "asyncio" if isinstance(ours, Asyncio) else "blocking"
 
@@ -254,7 +254,7 @@ def _web_line(effort: Effort, sites: dict[str, UvicornServer], site: UvicornServ
 
 
 def _calls(port: int) -> dict[tuple[str, str], str]:
-    """Count the calls of functions of ours in an acquire and a release, by engine and face."""
+    """Count the calls of functions of ours in an acquire and a release, by engine and API."""
     found = {}
     with machine.scratch() as directory:
         urls = {

@@ -106,13 +106,13 @@ def _url(target: Target) -> str:
 
 @cache
 def locks_of(target: Target) -> Locks:
-    """The blocking face of weblock in this process."""
+    """The blocking API of weblock in this process."""
     return Locks.from_url(_url(target), wait=None, ttl=target.ttl)
 
 
 @cache
 def asyncio_locks_of(target: Target) -> AsyncLocks:
-    """The asyncio face of weblock in this process."""
+    """The asyncio API of weblock in this process."""
     return AsyncLocks.from_url(_url(target), wait=None, ttl=target.ttl)
 
 

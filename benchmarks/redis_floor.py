@@ -80,7 +80,7 @@ class RoundTrips:
 
 
 class AsyncioRoundTrips:
-    """The same with the asyncio face of redis-py."""
+    """The same with the asyncio API of redis-py."""
 
     def __init__(self, client: redis.asyncio.Redis, key: str) -> None:
         self._client = client

@@ -129,7 +129,7 @@ def _contest(
 
 
 def _ratio(peer: Peer, found: Contest) -> float | None:
-    """Our rate over this one's, of the face of its kind."""
+    """Our rate over this one's, of the API of its kind."""
     ours = peers.WEBLOCK_ASYNCIO if peer.kind is Asyncio else peers.WEBLOCK
     if peer is ours:
         return None

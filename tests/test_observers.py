@@ -233,9 +233,9 @@ def test_events_are_frozen_and_say_what_they_are() -> None:
         event.engine = "redis://"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("face", [Locks, AsyncLocks])
+@pytest.mark.parametrize("api", [Locks, AsyncLocks])
 def test_locks_tell_that_greenlets_renew_their_leases(
-    face: type[Locks | AsyncLocks],
+    api: type[Locks | AsyncLocks],
     url: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -245,7 +245,7 @@ def test_locks_tell_that_greenlets_renew_their_leases(
     monkeypatch.setitem(sys.modules, "eventlet.patcher", patched)
     heard = Heard()
     for _ in range(2):
-        made = face.from_url(url, observers=[heard.observer])
+        made = api.from_url(url, observers=[heard.observer])
         made.close() if isinstance(made, Locks) else asyncio.run(made.close())
     cause = "eventlet has replaced this process's threads by greenlets"
     assert heard == [NotRenewed(engine=url, cause=cause)] * 2
@@ -326,8 +326,8 @@ def test_many_threads_tell_without_losing_any(url: str) -> None:
     assert len(set(fences[Acquired])) == 200
 
 
-@pytest.mark.parametrize("face", [Locks, AsyncLocks])
-def test_what_nobody_wants_costs_no_call(face: type[Locks | AsyncLocks], url: str) -> None:
+@pytest.mark.parametrize("api", [Locks, AsyncLocks])
+def test_what_nobody_wants_costs_no_call(api: type[Locks | AsyncLocks], url: str) -> None:
     """With no observer but the log, acquiring and releasing builds no event, and calls nothing for one."""
     called: list[str] = []
     of_events = {"logging", events.__name__, reporting.__name__}
@@ -338,7 +338,7 @@ def test_what_nobody_wants_costs_no_call(face: type[Locks | AsyncLocks], url: st
             called.append(frame.f_code.co_name)
 
     assert not logging.getLogger("weblock").isEnabledFor(logging.DEBUG)
-    with once_at_a_time(face, url) as acquire_and_release:
+    with once_at_a_time(api, url) as acquire_and_release:
         acquire_and_release()
         gc.collect()  # Else what other tests have left may be finalized meanwhile.
         sys.setprofile(note)
@@ -350,10 +350,10 @@ def test_what_nobody_wants_costs_no_call(face: type[Locks | AsyncLocks], url: st
 
 
 @contextmanager
-def once_at_a_time(face: type[Locks | AsyncLocks], url: str) -> Iterator[Callable[[], None]]:
+def once_at_a_time(api: type[Locks | AsyncLocks], url: str) -> Iterator[Callable[[], None]]:
     """A function that acquires and releases a key by one of the two APIs."""
-    if issubclass(face, Locks):
-        with face.from_url(url) as locks:
+    if issubclass(api, Locks):
+        with api.from_url(url) as locks:
             yield lambda: locks.acquire("a").release()
         return
 
@@ -361,7 +361,7 @@ def once_at_a_time(face: type[Locks | AsyncLocks], url: str) -> Iterator[Callabl
         await (await in_loop.acquire("a")).release()
 
     with asyncio.Runner() as runner:
-        in_loop = face.from_url(url)
+        in_loop = api.from_url(url)
         yield lambda: runner.run(acquire_and_release())
         runner.run(in_loop.close())
 

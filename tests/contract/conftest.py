@@ -19,8 +19,8 @@ from tests.support.waiting import queue_of
 from weblock import Locks
 from weblock.stores.cells import CellStore
 
+from .apis import APIS, Actor, AsyncioApi, BlockingApi
 from .engines import ENGINES, OF_EACH_KIND, Promises
-from .faces import FACES, Actor, AsyncioFace, BlockingFace
 from .puppets import Puppet
 
 LONG = "WEBLOCK_LONG" in os.environ
@@ -28,7 +28,7 @@ LONG = "WEBLOCK_LONG" in os.environ
 MARKS = (
     "promise(*names): runs on the engines that promise all of these",
     "of_core: is about what all engines share, so it runs on one engine of each kind",
-    "costly: takes seconds or processes, so that it runs on one face of engines that resemble another",
+    "costly: takes seconds or processes, so that it runs on one API of engines that resemble another",
 )
 
 
@@ -38,19 +38,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One case for each engine that promises what the test wants, on each face that it asks for."""
+    """One case for each engine that promises what the test wants, on each API that it asks for."""
     engines = _engines(metafunc.definition)
     if "promises" not in metafunc.fixturenames:
         return
-    if "face" not in metafunc.fixturenames:
+    if "api" not in metafunc.fixturenames:
         metafunc.parametrize("promises", engines.values(), ids=engines)
         return
     cases = [
-        pytest.param(promises, FACES[face], id=f"{name}-{face}")
+        pytest.param(promises, APIS[api], id=f"{name}-{api}")
         for name, promises in engines.items()
-        for face in _faces(metafunc.definition, promises)
+        for api in _apis(metafunc.definition, promises)
     ]
-    metafunc.parametrize(("promises", "face"), cases, indirect=["face"])
+    metafunc.parametrize(("promises", "api"), cases, indirect=["api"])
 
 
 def _engines(test: pytest.Item) -> dict[str, Promises]:
@@ -64,12 +64,12 @@ def _engines(test: pytest.Item) -> dict[str, Promises]:
     }
 
 
-def _faces(test: pytest.Item, promises: Promises) -> list[str]:
+def _apis(test: pytest.Item, promises: Promises) -> list[str]:
     if LONG:
-        return list(FACES)
-    if promises.face and test.get_closest_marker("costly"):
-        return [promises.face]
-    return list(promises.faces)
+        return list(APIS)
+    if promises.api and test.get_closest_marker("costly"):
+        return [promises.api]
+    return list(promises.apis)
 
 
 @pytest.fixture
@@ -81,17 +81,17 @@ def url(promises: Promises, request: pytest.FixtureRequest) -> str | list[str]:
 
 
 @pytest.fixture
-def face(request: pytest.FixtureRequest) -> Iterator[BlockingFace | AsyncioFace]:
-    face = request.param()
-    yield face
-    face.close()
+def api(request: pytest.FixtureRequest) -> Iterator[BlockingApi | AsyncioApi]:
+    api = request.param()
+    yield api
+    api.close()
 
 
 @pytest.fixture
-def locks(face: BlockingFace | AsyncioFace, url: str) -> Iterator[Any]:
-    locks = face.open(url)
+def locks(api: BlockingApi | AsyncioApi, url: str) -> Iterator[Any]:
+    locks = api.open(url)
     yield locks
-    face.shut(locks)
+    api.shut(locks)
 
 
 @pytest.fixture
@@ -115,37 +115,37 @@ def unhurried(locks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def one(face: BlockingFace | AsyncioFace) -> Actor:
-    return face.actor()
+def one(api: BlockingApi | AsyncioApi) -> Actor:
+    return api.actor()
 
 
 @pytest.fixture
-def other(face: BlockingFace | AsyncioFace) -> Actor:
-    return face.actor()
+def other(api: BlockingApi | AsyncioApi) -> Actor:
+    return api.actor()
 
 
 @pytest.fixture
-def tasks() -> Iterator[AsyncioFace]:
+def tasks() -> Iterator[AsyncioApi]:
     """The asyncio API, for what only tasks can do, as being cancelled."""
-    face = AsyncioFace()
-    yield face
-    face.close()
+    api = AsyncioApi()
+    yield api
+    api.close()
 
 
 @pytest.fixture
-def asynchronous(tasks: AsyncioFace, url: str) -> Iterator[Any]:
+def asynchronous(tasks: AsyncioApi, url: str) -> Iterator[Any]:
     locks = tasks.open(url)
     yield locks
     tasks.shut(locks)
 
 
 @pytest.fixture
-def puppet(face: BlockingFace | AsyncioFace, url: str) -> Iterator[Callable[..., Puppet]]:
-    """Starts processes that lock on the engine under test, on the face under test."""
+def puppet(api: BlockingApi | AsyncioApi, url: str) -> Iterator[Callable[..., Puppet]]:
+    """Starts processes that lock on the engine under test, on the API under test."""
     started: list[Puppet] = []
 
     def start(**options: Any) -> Puppet:
-        started.append(Puppet(face.name, url, options))
+        started.append(Puppet(api.name, url, options))
         return started[-1]
 
     yield start

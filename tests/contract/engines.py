@@ -44,10 +44,10 @@ class Promises:
     """It is in the folder that ``fresh_url`` is given."""
     death_noticed_at_once: bool = False
     """A killed holder or waiter delays nobody; otherwise a holder does, by its ttl."""
-    face: str | None = None
-    """The face of the tests that cost much, where another engine has both: the same code, or part of it."""
-    faces: tuple[str, ...] = ("sync", "asyncio")
-    """The faces of all other tests. What runs the same Python as another engine has one, or none."""
+    api: str | None = None
+    """The API of the tests that cost much, where another engine has both: the same code, or part of it."""
+    apis: tuple[str, ...] = ("sync", "asyncio")
+    """The APIs of all other tests. What runs the same Python as another engine has one, or none."""
     sections: int = 2_560
     """Of how many it is shown, all on one key, that none overlap."""
 
@@ -79,28 +79,26 @@ ENGINES = {
         lambda tmp: fresh_url(a_redis()),
         several=True,
         texts=True,
-        face="asyncio",
-        faces=("asyncio",),
+        api="asyncio",
+        apis=("asyncio",),
         sections=1_024,
     ),
     "postgresql": Promises(
         lambda tmp: fresh_postgresql(),
         several=True,
         texts=True,
-        face="asyncio",
-        faces=("sync",),
+        api="asyncio",
+        apis=("sync",),
         sections=256,
     ),
-    "zookeeper": Promises(lambda tmp: fresh_zookeeper(), several=True, face="sync", sections=384),
-    "redlock-3": Promises(lambda tmp: fresh_quorum(3, **PATIENT), face="asyncio", sections=1_024),
+    "zookeeper": Promises(lambda tmp: fresh_zookeeper(), several=True, api="sync", sections=384),
+    "redlock-3": Promises(lambda tmp: fresh_quorum(3, **PATIENT), api="asyncio", sections=1_024),
     "redlock-5": Promises(
-        lambda tmp: fresh_quorum(5, **PATIENT), face="sync", faces=(), sections=1_024
+        lambda tmp: fresh_quorum(5, **PATIENT), api="sync", apis=(), sections=1_024
     ),
     # It keeps every promise, but cannot wake another process: a waiter there looks, some milliseconds
     # later, so that a hot key changes hands a tenth as often.
-    "memcached": Promises(
-        lambda tmp: fresh_memcached(), several=True, face="asyncio", sections=512
-    ),
+    "memcached": Promises(lambda tmp: fresh_memcached(), several=True, api="asyncio", sections=512),
 }
 
 OF_EACH_KIND = {"memory", "noop", "file", "valkey"}

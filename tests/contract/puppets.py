@@ -77,8 +77,8 @@ class Worker:
 class Puppet(Worker):
     """A process with one actor, which does what it is told."""
 
-    def __init__(self, face: str, url: str | list[str], options: dict[str, Any]) -> None:
-        super().__init__("puppet", face, url, json.dumps(options))
+    def __init__(self, api: str, url: str | list[str], options: dict[str, Any]) -> None:
+        super().__init__("puppet", api, url, json.dumps(options))
         assert self.hear() == "ready"
 
     def do(self, verb: str, *args: Any, **kwargs: Any) -> Any:

@@ -72,14 +72,14 @@ def test_a_wait_that_expires(locks, one, other, waiting) -> None:
 
 @pytest.mark.promise("queue")
 @pytest.mark.usefixtures("unhurried")
-def test_first_come_first_served(locks, face, one, waiting) -> None:
+def test_first_come_first_served(locks, api, one, waiting) -> None:
     """Six waiters get the key in the order in which they came."""
     lease = one.do(locks.acquire, "key")
     served: list[int] = []
     calls = []
-    for number, actor in enumerate(face.actors(6)):
+    for number, actor in enumerate(api.actors(6)):
         body = lambda lease, number=number: served.append(number)  # noqa: E731
-        calls.append(actor.begin(face.section, locks, "key", body=body, wait=None, ttl=60))
+        calls.append(actor.begin(api.section, locks, "key", body=body, wait=None, ttl=60))
         eventually(lambda number=number: waiting("key") == number + 1)
     one.do(lease.release)
     for call in calls:
@@ -106,10 +106,10 @@ def test_first_come_first_served_over_processes(locks, one, puppet, waiting) -> 
 
 @pytest.mark.promise("queue")
 @pytest.mark.usefixtures("unhurried")
-def test_nobody_barges_past_the_queue(locks, face, one, waiting) -> None:
+def test_nobody_barges_past_the_queue(locks, api, one, waiting) -> None:
     """A newcomer who tries at the moment of the release does not get the key before the queue."""
     lease = one.do(locks.acquire, "key")
-    first, newcomer = face.actors(2)
+    first, newcomer = api.actors(2)
     waiter = first.begin(locks.acquire, "key", wait=None, ttl=60)
     eventually(lambda: waiting("key") == 1)
     one.do(lease.release)
@@ -118,10 +118,10 @@ def test_nobody_barges_past_the_queue(locks, face, one, waiting) -> None:
     newcomer.do(newcomer.do(locks.acquire, "key", wait=PATIENCE).release)
 
 
-def test_a_full_queue_refuses_at_once(locks, face, one, waiting) -> None:
+def test_a_full_queue_refuses_at_once(locks, api, one, waiting) -> None:
     """Whoever would be one waiter too many is told so without waiting."""
     one.do(locks.acquire, "key", ttl=60)
-    first, second = face.actors(2)
+    first, second = api.actors(2)
     first.begin(locks.acquire, "key", wait=None, max_waiters=1)
     eventually(lambda: waiting("key") == 1)
     with pytest.raises(LockTimeout, match="max_waiters") as refused:
@@ -159,9 +159,9 @@ def test_a_reused_thread_of_a_pool_waits_for_another_request(probe, waiting) -> 
 
 
 @pytest.mark.of_core
-def test_a_generator_that_was_left_releases_what_the_same_flow_wants_next(locks, face, one) -> None:
+def test_a_generator_that_was_left_releases_what_the_same_flow_wants_next(locks, api, one) -> None:
     """After ``break`` no code refers to the generator. A generator that is kept is waited for in vain."""
-    one.do(_leave if face.name == "sync" else _leave_async, locks)
+    one.do(_leave if api.name == "sync" else _leave_async, locks)
 
 
 def _leave(locks: Locks) -> None:
@@ -352,7 +352,7 @@ def test_blocking_code_waits_for_a_task_that_has_ended(probe, waiting) -> None:
 
 @pytest.mark.of_core
 def test_a_loop_does_not_wait_for_the_thread_that_runs_it(probe, url) -> None:
-    """The thread goes on when the loop has ended: neither face waits there for what it holds."""
+    """The thread goes on when the loop has ended: neither API waits there for what it holds."""
 
     async def inside() -> None:
         with pytest.raises(AlreadyHeld):
@@ -437,7 +437,7 @@ class Job(str, enum.Enum):  # noqa: UP042 - as projects still have them
 
 
 @pytest.mark.of_core
-def test_a_member_of_an_enum_is_its_value(face, url, locks, one, *, other, probe) -> None:
+def test_a_member_of_an_enum_is_its_value(api, url, locks, one, *, other, probe) -> None:
     """``Job.IMPORT`` excludes ``"import"``, wherever a key, a template or a namespace is named."""
     for keys in ([Job.IMPORT], [Job.IMPORT, "a"]):
         lease = one.do(locks.acquire, *keys)
@@ -446,33 +446,33 @@ def test_a_member_of_an_enum_is_its_value(face, url, locks, one, *, other, probe
         assert one.do(locks.inspect, Job.IMPORT)
         one.do(lease.release)
     for key, argument in ((Job.IMPORT, None), ("{0}", Job.IMPORT), ("{0:str}", Job.IMPORT)):
-        held = one.do(face.serialize(locks, key, lambda _: bool(probe.inspect("import"))), argument)
+        held = one.do(api.serialize(locks, key, lambda _: bool(probe.inspect("import"))), argument)
         assert held
-    of_import = [face.open(url, namespace=each) for each in (Job.IMPORT, "import")]
+    of_import = [api.open(url, namespace=each) for each in (Job.IMPORT, "import")]
     assert one.do(of_import[0].try_acquire, "key")
     assert other.do(of_import[1].try_acquire, "key") is None
     for each in of_import:
-        face.shut(each)
+        api.shut(each)
 
 
-def test_namespaces_keep_applications_apart(face, url, one) -> None:
+def test_namespaces_keep_applications_apart(api, url, one) -> None:
     """The same key in two namespaces is two keys, whatever the key is."""
-    shop, shop_a = face.open(url, namespace="shop"), face.open(url, namespace="shop.a")
+    shop, shop_a = api.open(url, namespace="shop"), api.open(url, namespace="shop.a")
     for locks, key in [(shop, "a:k"), (shop, "k"), (shop_a, "k"), (shop_a, "a:k")]:
         assert one.do(locks.try_acquire, key)
-    face.shut(shop)
-    face.shut(shop_a)
+    api.shut(shop)
+    api.shut(shop_a)
 
 
-def test_two_locks_of_one_url_share_the_engine(face, url, locks, one, other) -> None:
+def test_two_locks_of_one_url_share_the_engine(api, url, locks, one, other) -> None:
     """Whoever names the same URL locks the same keys."""
-    again = face.open(url)
+    again = api.open(url)
     one.do(locks.acquire, "key")
     assert other.do(again.try_acquire, "key") is None
-    face.shut(again)
+    api.shut(again)
 
 
-def test_both_faces_exclude_one_another(locks, one, probe) -> None:
+def test_both_apis_exclude_one_another(locks, one, probe) -> None:
     """A lease of either API keeps the blocking API out, in the same process."""
     lease = one.do(locks.acquire, "key", ttl=60)
     assert probe.try_acquire("key") is None
@@ -499,13 +499,13 @@ def test_a_lease_may_be_released_by_another(locks, one, other) -> None:
 
 
 @pytest.mark.of_core
-def test_the_successor_of_a_thread_is_somebody_else(locks, face, url) -> None:
+def test_the_successor_of_a_thread_is_somebody_else(locks, api, url) -> None:
     """A flow of control that has ended is not mistaken for the next one."""
-    first = face.actor()
+    first = api.actor()
     lease = first.do(locks.acquire, "key", ttl=60)
     first.close()
     for _ in range(5):
-        second = face.actor()
+        second = api.actor()
         with pytest.raises(LockTimeout):
             second.do(locks.acquire, "key", wait=0.01)
         second.close()
@@ -513,19 +513,19 @@ def test_the_successor_of_a_thread_is_somebody_else(locks, face, url) -> None:
 
 
 @pytest.mark.of_core
-def test_the_block_passes_the_lease_and_the_result(locks, face, one, waiting) -> None:
+def test_the_block_passes_the_lease_and_the_result(locks, api, one, waiting) -> None:
     """A block that ends has released; one that raises has released too, and its error comes out."""
-    assert one.do(face.section, locks, "key", body=lambda lease: lease.held) is True
+    assert one.do(api.section, locks, "key", body=lambda lease: lease.held) is True
     with pytest.raises(ZeroDivisionError):
-        one.do(face.section, locks, "key", body=lambda lease: 1 / 0)
+        one.do(api.section, locks, "key", body=lambda lease: 1 / 0)
     assert waiting("key") is None
 
 
 @pytest.mark.of_core
-def test_a_hold_may_be_shared(locks, face, one, other, probe) -> None:
+def test_a_hold_may_be_shared(locks, api, one, other, probe) -> None:
     """Of those who share one ``hold``, each ends just its own lease, also one that was lost."""
     shared = locks.hold("key", ttl=60, renew=False)
-    enter, leave = ("__enter__", "__exit__") if face.name == "sync" else ("__aenter__", "__aexit__")
+    enter, leave = ("__enter__", "__exit__") if api.name == "sync" else ("__aenter__", "__aexit__")
     lost = one.do(getattr(shared, enter))
     end(locks, lost)
     assert probe.force_release("key")

@@ -82,9 +82,9 @@ class TestTheHolder:
         one.do(lease.release)
 
     @pytest.mark.promise("several")
-    def test_each_of_several_is_told(self, locks, face, probe) -> None:
+    def test_each_of_several_is_told(self, locks, api, probe) -> None:
         """All who share a key are asked, and one that comes later is not."""
-        actors = face.actors(3)
+        actors = api.actors(3)
         leases = [each.do(locks.acquire, "key", limit=3, ttl=LONG) for each in actors[:2]]
         assert probe.ask_release("key")
         leases.append(actors[2].do(locks.acquire, "key", limit=3, ttl=LONG))
@@ -104,10 +104,10 @@ class TestTheHolder:
         other.do(taken.release)
 
 
-def test_the_next_holder_is_not_asked(locks, face, one, other, waiting) -> None:
+def test_the_next_holder_is_not_asked(locks, api, one, other, waiting) -> None:
     """Neither a waiter that gets the key after the holder that was asked, nor the one after it."""
     lease = one.do(locks.acquire, "key", ttl=LONG)
-    waiter = face.actor()
+    waiter = api.actor()
     waits = waiter.begin(locks.acquire, "key", ttl=LONG, wait=LONG)
     eventually(lambda: waiting("key") == 1)
     assert other.do(locks.ask_release, "key")
@@ -151,12 +151,12 @@ def test_what_has_ended_is_not_told(locks, one, other) -> None:
     assert not calls
 
 
-def test_the_event(face, url: str) -> None:
+def test_the_event(api, url: str) -> None:
     """The holder's process tells the event once, with the fence and since when it held the key."""
     heard = Heard()
-    kind = AsyncLocks if face.name == "asyncio" else Locks
+    kind = AsyncLocks if api.name == "asyncio" else Locks
     locks = kind.from_url(url, observers=[heard.observer])
-    one = face.actor()
+    one = api.actor()
     lease = one.do(locks.acquire, "key", ttl=LONG)
     for _ in range(2):
         one.do(locks.ask_release, "key")

@@ -40,12 +40,12 @@ def test_a_key_that_becomes_free_is_had_in_time(locks, one, other) -> None:
 
 @pytest.mark.promise("queue")
 @pytest.mark.usefixtures("unhurried")
-def test_who_waits_in_the_queue_comes_first(locks, face, one, other, waiting) -> None:
+def test_who_waits_in_the_queue_comes_first(locks, api, one, other, waiting) -> None:
     """The release hands the key to the first waiter, whoever happens to ask at that moment."""
     lease = one.do(locks.acquire, "key", ttl=60)
     waits = other.begin(locks.acquire, "key", wait=None, ttl=60)
     eventually(lambda: waiting("key") == 1)
-    tries = face.actor().begin(locks.acquire, "key", wait=Attempts(1000, pause=0.001, longest=0.01))
+    tries = api.actor().begin(locks.acquire, "key", wait=Attempts(1000, pause=0.001, longest=0.01))
     one.do(lease.release)
     waited = waits.result(PATIENCE)
     assert not tries.done()

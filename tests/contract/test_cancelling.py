@@ -19,7 +19,7 @@ from weblock import AsyncLocks, Locks
 from weblock._core.ports import Store
 from weblock._runtime.blocking import BlockingMailbox
 
-from .faces import ThreadActor
+from .apis import ThreadActor
 
 pytestmark = pytest.mark.promise("locks")
 

@@ -72,9 +72,9 @@ def test_callers_that_are_not_served_are_told(locks, one, other, heard) -> None:
 
 
 @pytest.mark.promise("several")
-def test_events_name_a_holder_and_count_the_others(locks, face, heard) -> None:
+def test_events_name_a_holder_and_count_the_others(locks, api, heard) -> None:
     """Callers behind three readers are told of one and two others, and so is who takes the key from them."""
-    *readers, writer = face.actors(4)
+    *readers, writer = api.actors(4)
     leases = [each.do(locks.acquire, "key", shared=True, label="a reader") for each in readers]
     heard.clear()
     for options in ({"wait": 0.05}, {"wait": 1, "max_waiters": 0}):

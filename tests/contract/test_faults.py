@@ -188,7 +188,7 @@ def test_a_child_acquires_no_mutex_of_its_parent(puppet) -> None:
 
 @needs_fork
 @announced_or_not
-def test_a_child_and_its_parent_wait_for_one_another(face, puppet, announced) -> None:
+def test_a_child_and_its_parent_wait_for_one_another(api, puppet, announced) -> None:
     """Parent and child are woken each by its own messages."""
     parent = puppet(ttl=LONG)
     parent.do("acquire", "key")

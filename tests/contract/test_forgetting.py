@@ -61,26 +61,26 @@ def test_a_lease_that_is_to_end_by_itself_may_be_dropped(locks, one, waiting) ->
 
 
 @pytest.mark.of_core
-def test_a_forgotten_lease_is_warned_of(face, url, one) -> None:
+def test_a_forgotten_lease_is_warned_of(api, url, one) -> None:
     """Python's own warning for what was not closed names the key."""
-    if face.name == "asyncio":
-        pytest.skip("the warning is the keeper's, whichever face the lease was of")
+    if api.name == "asyncio":
+        pytest.skip("the warning is the keeper's, whichever API the lease was of")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        locks = face.open(url)
+        locks = api.open(url)
         _acquire_and_forget(locks, one)
         # There may be warnings of what other tests have left, too.
         eventually(lambda: any("'forgotten'" in str(each.message) for each in caught))
     said = [each.category for each in caught if "'forgotten'" in str(each.message)]
     assert said == [ResourceWarning]
-    face.shut(locks)
+    api.shut(locks)
 
 
 @pytest.mark.of_core
 @pytest.mark.promise("locks")
-def test_the_result_of_a_task_is_no_owner(locks, one, other, face) -> None:
+def test_the_result_of_a_task_is_no_owner(locks, one, other, api) -> None:
     """A lease that a task returned is forgotten with the task's result."""
-    if face.name == "sync":
+    if api.name == "sync":
         pytest.skip("threads return nothing")
 
     async def forget() -> None:

@@ -30,10 +30,10 @@ def test_a_busy_holder_keeps_its_lease(locks, one, probe) -> None:
     one.do(lease.release)
 
 
-def test_fences_increase(locks, face) -> None:
+def test_fences_increase(locks, api) -> None:
     """Every lease of a key has a higher fence than all before it, whoever had them."""
     fences = []
-    for actor in face.actors(4) * 3:
+    for actor in api.actors(4) * 3:
         lease = actor.do(locks.acquire, "key")
         fences.append(lease.fence)
         actor.do(lease.release)
@@ -41,15 +41,15 @@ def test_fences_increase(locks, face) -> None:
 
 
 @pytest.mark.promise("locks")
-def test_fences_increase_when_the_engine_is_opened_again(face, url, one) -> None:
+def test_fences_increase_when_the_engine_is_opened_again(api, url, one) -> None:
     """A restart of the application does not set fences back."""
     fences = []
     for _ in range(3):
-        locks = face.open(url)
+        locks = api.open(url)
         lease = one.do(locks.acquire, "key")
         fences.append(lease.fence)
         one.do(lease.release)
-        face.shut(locks)
+        api.shut(locks)
     assert sorted(set(fences)) == fences
 
 
@@ -157,7 +157,7 @@ def test_max_hold_is_not_moved_by_extending(locks, one) -> None:
 
 
 @pytest.mark.of_core
-def test_on_lost_is_told_once(locks, face, one) -> None:
+def test_on_lost_is_told_once(locks, api, one) -> None:
     """Each callback is called once; one that comes after the loss is called too."""
     calls: list[str] = []
     lease = one.do(locks.acquire, "key", ttl=0.2, renew=False)
@@ -199,7 +199,7 @@ def test_a_callback_that_fails_harms_nobody(locks, one, other) -> None:
 
 
 @pytest.mark.of_core
-def test_a_loss_while_the_block_fails(locks, face, one) -> None:
+def test_a_loss_while_the_block_fails(locks, api, one) -> None:
     """Where the block raises after the loss, its own error comes out, with the loss beside it."""
 
     def body(lease: object) -> None:
@@ -207,16 +207,16 @@ def test_a_loss_while_the_block_fails(locks, face, one) -> None:
         raise KeyError("own")
 
     with pytest.raises(KeyError) as error:
-        one.do(face.section, locks, "key", body=body, ttl=0.2, renew=False)
+        one.do(api.section, locks, "key", body=body, ttl=0.2, renew=False)
     assert "was lost" in error.value.__notes__[0]
 
 
 @pytest.mark.of_core
-def test_a_loss_that_the_block_overlooked(locks, face, one) -> None:
+def test_a_loss_that_the_block_overlooked(locks, api, one) -> None:
     """A block that goes on after the loss is told of it when it ends."""
     with pytest.raises(LeaseLost):
         one.do(
-            face.section,
+            api.section,
             locks,
             "key",
             body=lambda lease: eventually(lambda: not lease.held),

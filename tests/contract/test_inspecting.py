@@ -23,13 +23,13 @@ def labels(info) -> list[str]:
 
 
 @pytest.fixture
-def queue(probe, face, locks):
+def queue(probe, api, locks):
     """Starts one waiter after the other, and returns what each of them will get."""
 
     def start(key: str, *names: str, **options):
         waits = []
         for name in names:
-            actor = face.actor()
+            actor = api.actor()
             waits.append(actor.begin(locks.acquire, key, label=name, wait=None, **options))
             eventually(lambda name=name: name in labels(probe.inspect(key)))
         return waits
@@ -228,23 +228,23 @@ class TestForceRelease:
 
 
 @pytest.mark.promise("locks")
-def test_other_namespaces_are_left_alone(face, url, one, locks) -> None:
+def test_other_namespaces_are_left_alone(api, url, one, locks) -> None:
     """Keys of another namespace are neither seen nor touched, whatever it is called."""
     for namespace in ("default2", "defaul", "shop"):
-        theirs = face.open(url, namespace=namespace)
+        theirs = api.open(url, namespace=namespace)
         lease = one.do(theirs.acquire, "key", ttl=LONG)
         assert one.do(locks.inspect, "key") is None
         assert one.do(locks.list) == []
         assert one.do(locks.force_release, "key") is False
         assert [info.key for info in one.do(theirs.list)] == ["key"]
         one.do(lease.release)
-        face.shut(theirs)
+        api.shut(theirs)
 
 
 @pytest.mark.of_core
-def test_what_cannot_be_a_key_is_refused(face, url, one) -> None:
+def test_what_cannot_be_a_key_is_refused(api, url, one) -> None:
     """Keys and prefixes are checked as where they are locked, limits as numbers, and closed is closed."""
-    locks = face.open(url)
+    locks = api.open(url)
     for bad in ("", "a\n", "x" * 513, 7, None):
         for call in (locks.inspect, locks.force_release):
             with pytest.raises(InvalidKey):
@@ -255,7 +255,7 @@ def test_what_cannot_be_a_key_is_refused(face, url, one) -> None:
     for bad in (-1, True, 1.5, None):
         with pytest.raises(ConfigurationError, match=r"^limit="):
             one.do(locks.list, limit=bad)
-    face.shut(locks)
+    api.shut(locks)
     for call in (locks.inspect, locks.force_release, locks.list):
         with pytest.raises(ConfigurationError, match="closed"):
             one.do(call, "key")

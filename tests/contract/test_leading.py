@@ -57,17 +57,17 @@ def body() -> Terms:
 
 
 @pytest.fixture
-def stand(locks, face):
+def stand(locks, api):
     """Stands for election; in asyncio the body runs in a thread, so that the loop goes on."""
 
     def stand(actor, body, *, block=True, locks=locks, **options):
         work = body
-        if face.name == "asyncio":
+        if api.name == "asyncio":
 
             async def work(term: Any) -> Any:
                 return await asyncio.to_thread(body, term)
 
-        return actor.begin(face.lead, locks, "boss", work, block=block, **options)
+        return actor.begin(api.lead, locks, "boss", work, block=block, **options)
 
     return stand
 
@@ -93,9 +93,9 @@ class TestElections:
         second.result(PATIENCE)
         eventually(lambda: waiting("boss") is None)
 
-    def test_others_see_who_leads(self, locks, face, one, *, stand, body) -> None:
+    def test_others_see_who_leads(self, locks, api, one, *, stand, body) -> None:
         """``leader`` returns the label of the holder, and ``None`` where nobody leads."""
-        asks = face.actor()
+        asks = api.actor()
         assert asks.do(locks.leader, "boss") is None
         leads = stand(one, body, label="web-1")
         body.next()
@@ -176,18 +176,18 @@ class TestElections:
         leads.result(PATIENCE)
 
     def test_closing_ends_the_loop(
-        self, promises, face, one, other, *, stand, body, tmp_path, monkeypatch
+        self, promises, api, one, other, *, stand, body, tmp_path, monkeypatch
     ) -> None:
         """A leader and a candidate leave their loops without an error."""
         monkeypatch.setattr("weblock._api.ELECTION_PAUSE", 0.01)
         # On an engine of their own: closing leaves open what others use.
-        closed, asks = face.open(promises.fresh_url(tmp_path / "own")), face.actor()
+        closed, asks = api.open(promises.fresh_url(tmp_path / "own")), api.actor()
         leads = stand(one, body, locks=closed, ttl=LONG)
         term = body.next()
         stands = stand(other, Terms(), locks=closed, ttl=LONG)
         eventually(lambda: asks.do(closed.inspect, "boss").waiters)
         body.go_on(lambda _: eventually(lambda: not term.held))
-        face.shut(closed)
+        api.shut(closed)
         leads.result(PATIENCE)
         stands.result(PATIENCE)
 
@@ -287,14 +287,14 @@ class TestCancelling:
         assert waiting("boss") is None
 
 
-@pytest.mark.parametrize("face", [Locks, AsyncLocks])
-def test_what_cannot_work_is_refused_at_the_call(face) -> None:
+@pytest.mark.parametrize("api", [Locks, AsyncLocks])
+def test_what_cannot_work_is_refused_at_the_call(api) -> None:
     """Before the loop begins: a key that cannot be, an option that cannot be, locks that are closed."""
-    locks = face.from_url("memory://")
+    locks = api.from_url("memory://")
     with pytest.raises(InvalidKey):
         locks.lead("")
     with pytest.raises(ConfigurationError, match="ttl="):
         locks.lead("boss", ttl=-1)
-    asyncio.run(locks.close()) if face is AsyncLocks else locks.close()
+    asyncio.run(locks.close()) if api is AsyncLocks else locks.close()
     with pytest.raises(ConfigurationError, match="is closed"):
         locks.lead("boss")

@@ -46,62 +46,62 @@ def are_told_of_the_end(waits) -> None:
             wait.result(PATIENCE)
 
 
-def test_nothing_is_left_after_use(face, url, one, other) -> None:
+def test_nothing_is_left_after_use(api, url, one, other) -> None:
     """Leases, waiters, timeouts and losses leave no entry anywhere while the engine is open."""
-    locks = face.open(url)
-    _use(face, locks, one, other)
+    locks = api.open(url)
+    _use(api, locks, one, other)
     engine, keeper = locks._engine, locks._locker.keeper
     eventually(lambda: keeper.idle)
     assert not keeper.holdings
     assert not engine.switchboard.mailboxes
-    face.shut(locks)
+    api.shut(locks)
 
 
-def test_nothing_is_left_after_close(face, url, one, other) -> None:
+def test_nothing_is_left_after_close(api, url, one, other) -> None:
     """Closing ends every thread, task and file descriptor that came with the engine."""
     threads = _threads()
-    _use_and_close(face, url, one, other)
-    files, tasks = _files(), _tasks(face)  # What the first use leaves is there once.
+    _use_and_close(api, url, one, other)
+    files, tasks = _files(), _tasks(api)  # What the first use leaves is there once.
     for _ in range(3):
-        _use_and_close(face, url, one, other)
+        _use_and_close(api, url, one, other)
     # Fewer will do: some of those that were counted may have been about to end.
     eventually(lambda: _threads() <= threads)
     eventually(lambda: _files() <= files)
-    eventually(lambda: _tasks(face) <= tasks)
+    eventually(lambda: _tasks(api) <= tasks)
 
 
-def _use_and_close(face, url, one, other) -> None:
-    locks = face.open(url)
-    _use(face, locks, one, other)
-    face.shut(locks)
+def _use_and_close(api, url, one, other) -> None:
+    locks = api.open(url)
+    _use(api, locks, one, other)
+    api.shut(locks)
 
 
-def _use(face, locks, one, other) -> None:
+def _use(api, locks, one, other) -> None:
     lease = one.do(locks.acquire, "key", ttl=10)
     waiter = other.begin(locks.acquire, "key", ttl=10)
     if locks.scope != "none":
         with pytest.raises(LockTimeout):
-            face.actor().do(locks.acquire, "key", wait=0.05)
+            api.actor().do(locks.acquire, "key", wait=0.05)
     one.do(lease.release)
     other.do(waiter.result(PATIENCE).release)
     lost = one.do(locks.acquire, "key", ttl=0.1, renew=False)
     eventually(lambda: not lost.held)
-    one.do(face.section, locks, "a", "b", body=lambda lease: None)
+    one.do(api.section, locks, "a", "b", body=lambda lease: None)
 
 
-def test_locks_of_a_moment_leave_nothing_beside_others(face, url, one) -> None:
+def test_locks_of_a_moment_leave_nothing_beside_others(api, url, one) -> None:
     """Each that is opened for one request, where others keep the engine open, leaves no connection."""
-    still = face.open(url)
-    one.do(face.section, still, "key", body=lambda lease: None)
+    still = api.open(url)
+    one.do(api.section, still, "key", body=lambda lease: None)
     before = _files()
     for _ in range(20):
-        locks = face.open(url)
-        one.do(face.section, locks, "key", body=lambda lease: None)
-        face.shut(locks)
+        locks = api.open(url)
+        one.do(api.section, locks, "key", body=lambda lease: None)
+        api.shut(locks)
     # The keeper may have opened one of its own, and more than one where there are several servers.
     eventually(lambda: _files() < before + 15)
     one.do(one.do(still.acquire, "key", wait=0).release)
-    face.shut(still)
+    api.shut(still)
 
 
 def test_event_loops_that_come_and_go_leave_nothing(url) -> None:
@@ -200,41 +200,41 @@ def _files() -> int:
     return len(list(FDS.iterdir()))
 
 
-def _tasks(face) -> int:
+def _tasks(api) -> int:
     actors = {"actor"}
-    tasks = face.tasks() if face.name == "asyncio" else set()
+    tasks = api.tasks() if api.name == "asyncio" else set()
     return len([task for task in tasks if task.get_name() not in actors])
 
 
-def test_closed_locks_say_so(face, url, one) -> None:
+def test_closed_locks_say_so(api, url, one) -> None:
     """Closed locks refuse clearly; closing twice is harmless, and others may go on."""
-    locks, still = face.open(url), face.open(url)
-    face.shut(locks)
-    face.shut(locks)
+    locks, still = api.open(url), api.open(url)
+    api.shut(locks)
+    api.shut(locks)
     with pytest.raises(ConfigurationError, match="closed"):
         one.do(locks.acquire, "key")
     one.do(one.do(still.acquire, "key").release)
-    face.shut(still)
+    api.shut(still)
 
 
 @pytest.mark.of_core
 @pytest.mark.parametrize("wrong", [{"ttl": 0}, {"wiat": 3}, {"require_scope": "galaxy"}])
-def test_options_that_cannot_work_open_nothing(face, url, wrong) -> None:
+def test_options_that_cannot_work_open_nothing(api, url, wrong) -> None:
     """Locks that are refused leave no file, no socket and no engine behind."""
-    face.shut(face.open(url))
+    api.shut(api.open(url))
     files = _files()
     with pytest.raises((ConfigurationError, TypeError)):
-        face.open(url, **wrong)
+        api.open(url, **wrong)
     assert url not in _registry.by_url
     eventually(lambda: _files() <= files)
 
 
 @pytest.mark.of_core
 @pytest.mark.parametrize("rests", [False, True])
-def test_opening_while_the_last_ones_close(face, url, one, monkeypatch, rests) -> None:
+def test_opening_while_the_last_ones_close(api, url, one, monkeypatch, rests) -> None:
     """Locks that are opened, or used again, while an engine's last ones close get an engine that works."""
-    last = face.open(url)
-    opened = face.open(url)
+    last = api.open(url)
+    opened = api.open(url)
     one.do(one.do(last.acquire, "key").release)
     opened._suspend()
 
@@ -244,40 +244,40 @@ def test_opening_while_the_last_ones_close(face, url, one, monkeypatch, rests) -
         if rests:
             one.do(one.do(opened.acquire, "meanwhile").release)
         else:
-            opened = face.open(url)
+            opened = api.open(url)
         thread.close(*args)
 
     monkeypatch.setattr(KeeperThread, "close", open_meanwhile)
-    face.shut(last)
+    api.shut(last)
     one.do(one.do(opened.acquire, "key", wait=PATIENCE).release)
-    face.shut(opened)
+    api.shut(opened)
 
 
 @pytest.mark.promise("locks")
-def test_closing_ends_a_lease(face, url, one) -> None:
+def test_closing_ends_a_lease(api, url, one) -> None:
     """A lease that outlives its locks is lost, and said to be; its key is free."""
-    locks = face.open(url)
+    locks = api.open(url)
     lease = one.do(locks.acquire, "key", ttl=60)
-    face.shut(locks)
+    api.shut(locks)
     with pytest.raises(LeaseLost) as lost:
         one.do(lease.release)
     assert lost.value.reason == "closed"
-    again = face.open(url)
+    again = api.open(url)
     one.do(one.do(again.acquire, "key", wait=0).release)
-    face.shut(again)
+    api.shut(again)
 
 
 @pytest.mark.promise("locks")
-def test_closing_ends_a_wait(face, url, one, other) -> None:
+def test_closing_ends_a_wait(api, url, one, other) -> None:
     """Those who still wait when their engine is closed are told, and leave nothing."""
-    locks = face.open(url)
+    locks = api.open(url)
     engine, keeper = locks._engine, locks._locker.keeper
     one.do(locks.acquire, "key", ttl=60)
     waits = [other.begin(locks.acquire, "key", wait=None)]
-    waits += [face.actor().begin(locks.acquire, "key", wait=None) for _ in range(2)]
+    waits += [api.actor().begin(locks.acquire, "key", wait=None) for _ in range(2)]
     eventually(lambda: len(keeper._kept) == 4)
     before = _files()
-    face.shut(locks)
+    api.shut(locks)
     are_told_of_the_end(waits)
     assert not engine.switchboard.mailboxes
     assert keeper.idle
@@ -286,11 +286,11 @@ def test_closing_ends_a_wait(face, url, one, other) -> None:
 
 @pytest.mark.promise("locks")
 @pytest.mark.parametrize("how", ["acquire", "take_over"])
-def test_closing_gives_back_what_a_request_gets_meanwhile(face, url, one, monkeypatch, how) -> None:
+def test_closing_gives_back_what_a_request_gets_meanwhile(api, url, one, monkeypatch, how) -> None:
     """Who is granted a key while the locks are closed is told that they were; the key is free."""
-    closed, again = face.open(url), face.open(url)
+    closed, again = api.open(url), api.open(url)
     wanted = one.do(one.do(again.acquire, "key", ttl=LONG).hand_over) if how != "acquire" else "key"
-    face.shut(again)
+    api.shut(again)
     request = "acquire" if how == "acquire" else "transfer"
     ask = getattr(closed._locker.store, request)
 
@@ -304,15 +304,15 @@ def test_closing_gives_back_what_a_request_gets_meanwhile(face, url, one, monkey
     monkeypatch.setattr(closed._locker.store, request, answer_late)
     with pytest.raises(EngineUnavailable, match="closed"):
         one.do(getattr(closed, how), wanted, ttl=LONG)
-    again = face.open(url)
+    again = api.open(url)
     one.do(one.do(again.acquire, "key", wait=PATIENCE).release)
-    face.shut(again)
+    api.shut(again)
 
 
 @pytest.mark.promise("locks")
-def test_closing_gives_back_what_is_being_released(face, url, one, monkeypatch) -> None:
+def test_closing_gives_back_what_is_being_released(api, url, one, monkeypatch) -> None:
     """Who releases a lease while the locks are closed has released it; the key is free."""
-    closed = face.open(url)
+    closed = api.open(url)
     lease = one.do(closed.acquire, "key", ttl=LONG)
     give_back = closed._locker.give_back
 
@@ -324,40 +324,40 @@ def test_closing_gives_back_what_is_being_released(face, url, one, monkeypatch) 
 
     monkeypatch.setattr(closed._locker, "give_back", give_back_late)
     one.do(lease.release)
-    again = face.open(url)
+    again = api.open(url)
     one.do(one.do(again.acquire, "key", wait=PATIENCE).release)
-    face.shut(again)
+    api.shut(again)
 
 
 @pytest.mark.of_core
 @pytest.mark.promise("locks")
-def test_closing_is_no_outage(face, url, one, other) -> None:
+def test_closing_is_no_outage(api, url, one, other) -> None:
     """A section that may run without a lease does not when its locks are closed: the key is held."""
-    closed, still = face.open(url, on_unavailable="open"), face.open(url)
+    closed, still = api.open(url, on_unavailable="open"), api.open(url)
     lease = one.do(still.acquire, "key", ttl=60)
-    waits = begin_to_wait(closed, other, face.actor())
+    waits = begin_to_wait(closed, other, api.actor())
     keeper = still._locker.keeper
     eventually(lambda: len(keeper._kept) == 4)
-    face.shut(closed)
+    api.shut(closed)
     are_told_of_the_end(waits)
     assert lease.held
     one.do(lease.release)
-    face.shut(still)
+    api.shut(still)
 
 
 @pytest.mark.promise("locks")
-def test_closing_ends_its_own_waits_only(face, url, one, other) -> None:
+def test_closing_ends_its_own_waits_only(api, url, one, other) -> None:
     """Who waits by closed locks is told at once, though others keep the engine open and wait on."""
-    closed, still = face.open(url), face.open(url)
+    closed, still = api.open(url), api.open(url)
     lease = one.do(still.acquire, "key", ttl=60)
-    waits = begin_to_wait(closed, other, face.actor())
-    goes_on = face.actor().begin(still.acquire, "key", wait=None)
+    waits = begin_to_wait(closed, other, api.actor())
+    goes_on = api.actor().begin(still.acquire, "key", wait=None)
     keeper = still._locker.keeper
     eventually(lambda: len(keeper._kept) == 5)
-    face.shut(closed)
+    api.shut(closed)
     are_told_of_the_end(waits)
     one.do(one.do(still.acquire, "free", wait=PATIENCE).release)
     one.do(lease.release)
     one.do(goes_on.result(PATIENCE).release)
     eventually(lambda: keeper.idle)
-    face.shut(still)
+    api.shut(still)

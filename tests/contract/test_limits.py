@@ -26,9 +26,9 @@ def holders(probe: Any, key: str) -> list[int]:
 
 
 class TestLimit:
-    def test_so_many_hold_and_the_next_one_waits(self, locks, face, probe) -> None:
+    def test_so_many_hold_and_the_next_one_waits(self, locks, api, probe) -> None:
         """Three hold a key with ``limit=3``, each with a lease of its own; one more waits for any of them."""
-        actors = face.actors(4)
+        actors = api.actors(4)
         leases = [one.do(locks.acquire, "key", limit=3, ttl=LONG) for one in actors[:3]]
         fences = [lease.fence for lease in leases]
         assert fences == sorted(set(fences))
@@ -47,11 +47,11 @@ class TestLimit:
                 one.do(lease.release)
         eventually(lambda: probe.inspect("key") is None)
 
-    def test_the_smaller_of_two_limits_counts(self, locks, one, other, face) -> None:
+    def test_the_smaller_of_two_limits_counts(self, locks, one, other, api) -> None:
         """While one holds a key with ``limit=2``, there are two at most, whatever others ask for."""
         narrow = one.do(locks.acquire, "key", limit=2, ttl=LONG)
         wide = other.do(locks.acquire, "key", limit=9, ttl=LONG)
-        third = face.actor()
+        third = api.actor()
         assert third.do(locks.try_acquire, "key", limit=9) is None
         assert third.do(locks.try_acquire, "key") is None
         one.do(narrow.release)
@@ -60,11 +60,11 @@ class TestLimit:
         third.do(lease.release)
         other.do(wide.release)
 
-    def test_each_lease_is_renewed_and_lost_by_itself(self, locks, face, one, other) -> None:
+    def test_each_lease_is_renewed_and_lost_by_itself(self, locks, api, one, other) -> None:
         """One that is not renewed ends, and the one beside it goes on."""
         lost = one.do(locks.acquire, "key", limit=2, ttl=0.3, renew=False)
         kept = other.do(locks.acquire, "key", limit=2, ttl=LONG)
-        third = face.actor()
+        third = api.actor()
         following = third.do(locks.acquire, "key", limit=2, ttl=LONG, wait=LONG)
         assert not lost.held
         renewed(locks, kept)
@@ -73,7 +73,7 @@ class TestLimit:
         third.do(following.release)
 
     @pytest.mark.of_core
-    def test_never_more_than_the_limit(self, locks, face) -> None:
+    def test_never_more_than_the_limit(self, locks, api) -> None:
         """However many come and go at once, no more than two of them are inside."""
         inside, most, mutex = 0, 0, threading.Lock()
 
@@ -96,8 +96,8 @@ class TestLimit:
                     await asyncio.sleep(0)
                     count(-1)
 
-        sections: Callable[[], Any] = work if face.name == "sync" else task
-        done = [actor.begin(sections) for actor in face.actors(6)]
+        sections: Callable[[], Any] = work if api.name == "sync" else task
+        done = [actor.begin(sections) for actor in api.actors(6)]
         wait(done, PATIENCE)
         for each in done:
             each.result(0)
@@ -105,9 +105,9 @@ class TestLimit:
 
 
 class TestReadersAndWriters:
-    def test_readers_share_and_a_writer_waits(self, locks, face, probe) -> None:
+    def test_readers_share_and_a_writer_waits(self, locks, api, probe) -> None:
         """A writer gets the key when the last reader has left; nobody overtakes it meanwhile."""
-        first, second, writer, late = face.actors(4)
+        first, second, writer, late = api.actors(4)
         readers = [one.do(locks.acquire, "key", shared=True, ttl=LONG) for one in (first, second)]
         assert [lease.shared for lease in readers] == [True, True]
         writes = writer.begin(locks.acquire, "key", ttl=LONG, wait=LONG)
@@ -125,9 +125,9 @@ class TestReadersAndWriters:
         assert readers[1].fence < written.fence < read.fence
         late.do(read.release)
 
-    def test_readers_enter_together(self, locks, face, probe) -> None:
+    def test_readers_enter_together(self, locks, api, probe) -> None:
         """A writer's release lets in all readers that wait, up to the next writer."""
-        writer, *readers, last = face.actors(5)
+        writer, *readers, last = api.actors(5)
         lease = writer.do(locks.acquire, "key", ttl=LONG)
         reads = []
         for number, reader in enumerate(readers, 1):
@@ -145,9 +145,9 @@ class TestReadersAndWriters:
             reader.do(lease.release)
         last.do(writes.result(PATIENCE).release)
 
-    def test_a_writer_that_gives_up_lets_the_readers_in(self, locks, face, probe) -> None:
+    def test_a_writer_that_gives_up_lets_the_readers_in(self, locks, api, probe) -> None:
         """A reader that waited behind it enters when it has timed out."""
-        reader, writer, late = face.actors(3)
+        reader, writer, late = api.actors(3)
         lease = reader.do(locks.acquire, "key", shared=True, ttl=LONG)
         writes = writer.begin(locks.acquire, "key", ttl=LONG, wait=1)
         eventually(lambda: waiters(probe, "key") == 1)
@@ -234,17 +234,17 @@ class TestOneself:
 
 class TestSeveralKeys:
     @pytest.mark.of_core
-    def test_one_call_holds_all_its_keys_alike(self, locks, face, one, other) -> None:
+    def test_one_call_holds_all_its_keys_alike(self, locks, api, one, other) -> None:
         """The options of a call are those of each of its keys."""
         lease = one.do(locks.acquire, "a", "b", shared=True, ttl=LONG)
         beside = other.do(locks.acquire, "b", "c", shared=True, ttl=LONG)
-        third = face.actor()
+        third = api.actor()
         assert [third.do(locks.try_acquire, key) for key in "abc"] == [None] * 3
         one.do(lease.release)
         other.do(beside.release)
 
     @pytest.mark.of_core
-    def test_keys_of_different_kinds(self, locks, face, one, other) -> None:
+    def test_keys_of_different_kinds(self, locks, api, one, other) -> None:
         """A flow may read one key and write another, in two calls."""
 
         def section(_lease: Any) -> None:
@@ -252,7 +252,7 @@ class TestSeveralKeys:
 
         catalogue = one.do(locks.acquire, "catalogue", shared=True, ttl=LONG)
         item = one.do(locks.acquire, "item", ttl=LONG)
-        other.do(face.section, locks, "catalogue", body=section, shared=True)
+        other.do(api.section, locks, "catalogue", body=section, shared=True)
         assert other.do(locks.try_acquire, "item", shared=True) is None
         one.do(item.release)
         one.do(catalogue.release)
@@ -276,10 +276,10 @@ class TestAround:
                 actor.do(lease.extend, 1)
         assert probe.inspect("key") is None
 
-    def test_a_lease_moves_on_with_its_limit(self, locks, face, one, *, other) -> None:
+    def test_a_lease_moves_on_with_its_limit(self, locks, api, one, *, other) -> None:
         """A reader's lease is a reader's in the hands of its taker, too."""
         lease = one.do(locks.acquire, "key", shared=True, ttl=LONG)
-        beside = face.actor()
+        beside = api.actor()
         second = beside.do(locks.acquire, "key", shared=True, ttl=LONG)
         taken = other.do(locks.take_over, one.do(lease.hand_over), ttl=LONG)
         assert (taken.fence, taken.shared) == (lease.fence, True)
@@ -290,12 +290,12 @@ class TestAround:
         one.do(one.do(locks.acquire, "key", wait=0).release)
 
     @pytest.mark.of_core
-    def test_a_decorator_and_a_run(self, locks, face, one, other) -> None:
+    def test_a_decorator_and_a_run(self, locks, api, one, other) -> None:
         """``serialized`` and ``run`` take the limit as ``hold`` does."""
         beside = other.do(locks.acquire, "key", shared=True, ttl=LONG)
-        work = locks.serialized("key", shared=True, wait=0)(face.work(lambda: 7))
+        work = locks.serialized("key", shared=True, wait=0)(api.work(lambda: 7))
         assert one.do(work) == 7
-        assert one.do(locks.run, "key", face.work(lambda: 7), shared=True, wait=0) == 7
+        assert one.do(locks.run, "key", api.work(lambda: 7), shared=True, wait=0) == 7
         other.do(beside.release)
 
     @pytest.mark.of_core

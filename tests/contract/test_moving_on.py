@@ -24,10 +24,10 @@ SHORT = 0.3
 
 @pytest.mark.promise("locks")
 class TestOneLease:
-    def test_it_goes_on_with_its_fence(self, locks, face, one, *, other, waiting) -> None:
+    def test_it_goes_on_with_its_fence(self, locks, api, one, *, other, waiting) -> None:
         """The taker has the giver's fence and renews it; a waiter gets the key after the taker."""
         lease = one.do(locks.acquire, "key", ttl=LONG)
-        waiter = face.actor()
+        waiter = api.actor()
         waits = waiter.begin(locks.acquire, "key", wait=LONG)
         eventually(lambda: waiting("key") == 1)
         token = one.do(lease.hand_over)
@@ -41,7 +41,7 @@ class TestOneLease:
         assert following.fence > taken.fence
         waiter.do(following.release)
 
-    def test_the_giver_has_it_no_more(self, locks, face, one, other) -> None:
+    def test_the_giver_has_it_no_more(self, locks, api, one, other) -> None:
         """What the giver does with its lease is refused or does nothing; its ``with`` block just ends."""
 
         def hand_over(lease: Any) -> Any:
@@ -49,8 +49,8 @@ class TestOneLease:
             return lease.hand_over()
 
         leases: list[Any] = []
-        if face.name == "sync":
-            token = one.do(face.section, locks, "key", body=hand_over)
+        if api.name == "sync":
+            token = one.do(api.section, locks, "key", body=hand_over)
         else:
 
             async def section() -> Any:
@@ -220,11 +220,11 @@ class TestProcesses:
         renewed(locks, taken)
         other.do(taken.release)
 
-    def test_the_giver_may_close(self, locks, one, other, *, url, face) -> None:
+    def test_the_giver_may_close(self, locks, one, other, *, url, api) -> None:
         """Locks that are closed after a lease was handed over do not release it."""
-        givers = face.open(url)
+        givers = api.open(url)
         token = other.do(other.do(givers.acquire, "key", ttl=LONG).hand_over)
-        face.shut(givers)
+        api.shut(givers)
         assert one.do(locks.try_acquire, "key") is None
         one.do(one.do(locks.take_over, token).release)
 
@@ -290,13 +290,13 @@ class TestWhatCannotWork:
             assert token[20:40] not in str(refused.value)
         one.do(one.do(locks.take_over, token).release)
 
-    def test_a_token_of_another_namespace_is_refused(self, url, face, locks, one) -> None:
+    def test_a_token_of_another_namespace_is_refused(self, url, api, locks, one) -> None:
         """A token is bound to the key and its namespace."""
         token = one.do(one.do(locks.acquire, "key").hand_over)
-        others = face.open(url, namespace="blog")
+        others = api.open(url, namespace="blog")
         with pytest.raises(ConfigurationError, match=r"namespace='default'.*namespace='blog'"):
             one.do(others.take_over, token)
-        face.shut(others)
+        api.shut(others)
         one.do(one.do(locks.take_over, token).release)
 
     def test_odd_options_are_refused(self, locks, one) -> None:
@@ -310,18 +310,18 @@ class TestWhatCannotWork:
                 one.do(locks.take_over, token, **option)
         one.do(one.do(locks.take_over, token).release)
 
-    def test_closed_locks_take_nothing_over(self, face, url, locks, one) -> None:
+    def test_closed_locks_take_nothing_over(self, api, url, locks, one) -> None:
         """A token outlives the locks that refuse it."""
         token = one.do(one.do(locks.acquire, "key").hand_over)
-        closed = face.open(url)
-        face.shut(closed)
+        closed = api.open(url)
+        api.shut(closed)
         with pytest.raises(ConfigurationError, match="is closed"):
             one.do(closed.take_over, token)
         one.do(one.do(locks.take_over, token).release)
 
 
-def test_either_face_continues_what_the_other_gave(tmp_path) -> None:
-    """A token has no face: a blocking worker takes over from an async application."""
+def test_either_api_continues_what_the_other_gave(tmp_path) -> None:
+    """A token has no API: a blocking worker takes over from an async application."""
 
     async def request() -> str:
         async with AsyncLocks.from_url(url) as locks, locks.hold("key") as lease:

@@ -17,58 +17,58 @@ from tests.support.renewals import end, hurry, renewed
 from tests.support.waiting import eventually, now
 from weblock import AsyncLocks, ConfigurationError, LeaseLost, Locks, LockTimeout
 
-from .faces import AsyncioFace, Gate
+from .apis import AsyncioApi, Gate
 
 LONG = 60.0
 """A ttl that no test waits for: whoever had to would fail."""
 
 
 @pytest.mark.of_core
-def test_the_result_is_that_of_the_work(locks, face, one) -> None:
+def test_the_result_is_that_of_the_work(locks, api, one) -> None:
     """Arguments go to the work, and what it returns or raises comes from ``run``."""
-    assert one.do(locks.run, "key", face.work(divmod), 17, 5) == (3, 2)
+    assert one.do(locks.run, "key", api.work(divmod), 17, 5) == (3, 2)
     with pytest.raises(ZeroDivisionError):
-        one.do(locks.run, "key", face.work(divmod), 17, 0)
+        one.do(locks.run, "key", api.work(divmod), 17, 0)
 
 
 @pytest.mark.of_core
-def test_work_that_times_out_is_not_a_busy_key(locks, face, one) -> None:
+def test_work_that_times_out_is_not_a_busy_key(locks, api, one) -> None:
     """A ``LockTimeout`` of the work itself is raised, also where a busy key would be skipped."""
 
     def of_its_own() -> None:
         raise LockTimeout("another key", wait=0, retry_after=0)
 
     with pytest.raises(LockTimeout, match="another key"):
-        one.do(locks.run, "key", face.work(of_its_own), on_busy="skip")
+        one.do(locks.run, "key", api.work(of_its_own), on_busy="skip")
 
 
 @pytest.mark.of_core
-def test_odd_orders_are_refused(locks, face, one) -> None:
+def test_odd_orders_are_refused(locks, api, one) -> None:
     """What cannot be meant by ``on_busy`` is refused before anything runs."""
     with pytest.raises(ConfigurationError, match="on_busy='later' must be 'wait' or 'skip'"):
-        one.do(locks.run, "key", face.work(list), on_busy="later")
+        one.do(locks.run, "key", api.work(list), on_busy="later")
 
 
 @pytest.mark.of_core
 @pytest.mark.promise("locks")
 class TestUnderTheLock:
-    def test_work_does_not_overlap(self, locks, face, one, other, waiting) -> None:
+    def test_work_does_not_overlap(self, locks, api, one, other, waiting) -> None:
         """While the work runs its key is held, and afterwards it is free."""
         gate = Gate()
-        running = one.begin(locks.run, "key", face.after(gate, lambda: "done"))
+        running = one.begin(locks.run, "key", api.after(gate, lambda: "done"))
         gate.until_reached()
-        waits = other.begin(locks.run, "key", face.work(lambda: "after it"))
+        waits = other.begin(locks.run, "key", api.work(lambda: "after it"))
         eventually(lambda: waiting("key") == 1)
         gate.set()
         assert running.result(LONG) == "done"
         assert waits.result(LONG) == "after it"
         assert waiting("key") is None
 
-    def test_a_busy_key_is_skipped_at_once(self, locks, face, one, other) -> None:
+    def test_a_busy_key_is_skipped_at_once(self, locks, api, one, other) -> None:
         """Then the work is not run, and ``None`` says so; by default ``LockTimeout`` does."""
         ran: list[str] = []
         lease = one.do(locks.acquire, "key", ttl=LONG)
-        work = face.work(ran.append)
+        work = api.work(ran.append)
         assert other.do(locks.run, "key", work, "no", on_busy="skip") is None
         with pytest.raises(LockTimeout):
             other.do(locks.run, "key", work, "no", wait=0)
@@ -77,21 +77,21 @@ class TestUnderTheLock:
         other.do(locks.run, "key", work, "yes", on_busy="skip")
         assert ran == ["yes"]
 
-    def test_skipping_may_wait(self, locks, face, one, other, waiting) -> None:
+    def test_skipping_may_wait(self, locks, api, one, other, waiting) -> None:
         """A key that becomes free within ``wait`` is not skipped."""
         lease = one.do(locks.acquire, "key", ttl=LONG)
         waits = other.begin(
-            locks.run, "key", face.work(lambda: "ran"), on_busy="skip", wait=LONG / 2
+            locks.run, "key", api.work(lambda: "ran"), on_busy="skip", wait=LONG / 2
         )
         eventually(lambda: waiting("key") == 1)
         one.do(lease.release)
         assert waits.result(LONG) == "ran"
 
     @pytest.mark.of_core
-    def test_work_may_take_longer_than_its_lease(self, locks, face, one, other) -> None:
+    def test_work_may_take_longer_than_its_lease(self, locks, api, one, other) -> None:
         """While the work runs, the lease is renewed without anybody's doing, after a third of its ttl."""
         gate = Gate()
-        running = one.begin(locks.run, "key", face.after(gate, lambda: "done"), ttl=LONG / 15)
+        running = one.begin(locks.run, "key", api.after(gate, lambda: "done"), ttl=LONG / 15)
         gate.until_reached()
         (lease,) = locks._locker.keeper.holdings.values()
         at_first = lease.deadline
@@ -100,10 +100,10 @@ class TestUnderTheLock:
         gate.set()
         assert running.result(LONG) == "done"
 
-    def test_a_loss_is_told(self, locks, face, one, probe) -> None:
+    def test_a_loss_is_told(self, locks, api, one, probe) -> None:
         """Work whose lease is taken away ends in ``LeaseLost``, whatever it returns."""
         gate = Gate()
-        running = one.begin(locks.run, "key", face.after(gate, lambda: "done"), ttl=LONG)
+        running = one.begin(locks.run, "key", api.after(gate, lambda: "done"), ttl=LONG)
         gate.until_reached()
         assert probe.force_release("key")
         gate.set()
@@ -128,26 +128,26 @@ class TestAtLeast:
     """Keys that stay taken for longer than the work takes."""
 
     @pytest.mark.parametrize("work", [lambda: "done", lambda: 1 / 0], ids=["ends", "raises"])
-    def test_a_key_stays_taken(self, locks, face, one, *, other, work) -> None:
+    def test_a_key_stays_taken(self, locks, api, one, *, other, work) -> None:
         """Work that ends or raises at once leaves its key taken, also when its lease is forgotten."""
         with contextlib.suppress(ZeroDivisionError):
-            one.do(locks.run, "key", face.work(work), at_least=LONG, ttl=LONG / 10)
+            one.do(locks.run, "key", api.work(work), at_least=LONG, ttl=LONG / 10)
         gc.collect()
         eventually(lambda: locks._locker.keeper.idle)
         assert other.do(locks.try_acquire, "key") is None
-        assert one.do(locks.run, "key", face.work(list), on_busy="skip") is None
+        assert one.do(locks.run, "key", api.work(list), on_busy="skip") is None
         assert one.do(locks.inspect, "key").remaining > LONG / 2
 
-    def test_it_becomes_free_by_itself(self, locks, face, one, other) -> None:
+    def test_it_becomes_free_by_itself(self, locks, api, one, other) -> None:
         """A caller that waits gets the key when the time is over."""
-        one.do(locks.run, "key", face.work(list), at_least=2.5, ttl=2)
-        assert other.do(locks.run, "key", face.work(lambda: "ran"), wait=LONG) == "ran"
+        one.do(locks.run, "key", api.work(list), at_least=2.5, ttl=2)
+        assert other.do(locks.run, "key", api.work(lambda: "ran"), wait=LONG) == "ran"
 
-    def test_work_that_takes_longer_frees_the_key(self, locks, face, one, other) -> None:
+    def test_work_that_takes_longer_frees_the_key(self, locks, api, one, other) -> None:
         """When it ends, nothing keeps the key."""
         gate = Gate()
         running = one.begin(
-            locks.run, "key", face.after(gate, lambda: "done"), at_least=0.01, ttl=LONG
+            locks.run, "key", api.after(gate, lambda: "done"), at_least=0.01, ttl=LONG
         )
         gate.until_reached()
         over = now() + 0.02
@@ -156,11 +156,11 @@ class TestAtLeast:
         assert running.result(LONG) == "done"
         other.do(other.do(locks.acquire, "key", wait=0).release)
 
-    def test_a_loss_is_told_nevertheless(self, locks, face, one, probe) -> None:
+    def test_a_loss_is_told_nevertheless(self, locks, api, one, probe) -> None:
         """Work whose lease is taken away ends in ``LeaseLost``, and takes the key of nobody."""
         gate = Gate()
         running = one.begin(
-            locks.run, "key", face.after(gate, lambda: "done"), at_least=2 * LONG, ttl=LONG
+            locks.run, "key", api.after(gate, lambda: "done"), at_least=2 * LONG, ttl=LONG
         )
         gate.until_reached()
         assert probe.force_release("key")
@@ -172,12 +172,12 @@ class TestAtLeast:
             running.result(LONG)
         assert probe.inspect("key") is None
 
-    def test_values_that_cannot_work_are_refused(self, locks, face, one) -> None:
+    def test_values_that_cannot_work_are_refused(self, locks, api, one) -> None:
         """Before the work runs: no duration, and one that is longer than ``max_hold``."""
         with pytest.raises(ConfigurationError, match="at_least='soon' is not a duration"):
-            one.do(locks.run, "key", face.work(list), at_least="soon")
+            one.do(locks.run, "key", api.work(list), at_least="soon")
         with pytest.raises(ConfigurationError, match="raise max_hold="):
-            one.do(locks.run, "key", face.work(list), at_least=2, max_hold=1)
+            one.do(locks.run, "key", api.work(list), at_least=2, max_hold=1)
 
 
 @pytest.mark.promise("locks", "processes")
@@ -196,9 +196,9 @@ def test_a_key_stays_taken_without_its_process(promises, locks, one, puppet) -> 
 
 @pytest.fixture
 def tasks():
-    face = AsyncioFace()
-    yield face
-    face.close()
+    api = AsyncioApi()
+    yield api
+    api.close()
 
 
 @pytest.fixture
@@ -350,7 +350,7 @@ class TestMistakes:
         assert ours == []
 
     @pytest.mark.parametrize("name", ["run", "once"])
-    def test_each_face_takes_its_own(self, name) -> None:
+    def test_each_api_takes_its_own(self, name) -> None:
         """What is async is refused by ``Locks``, and what is not by ``AsyncLocks``."""
 
         async def work() -> None: ...

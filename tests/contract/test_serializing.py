@@ -10,20 +10,20 @@ pytestmark = pytest.mark.promise("locks")
 
 
 @pytest.mark.of_core
-def test_calls_do_not_overlap(locks, face, one, probe, waiting) -> None:
+def test_calls_do_not_overlap(locks, api, one, probe, waiting) -> None:
     """Inside a decorated function its key is held, and after it, it is not."""
-    assert one.do(face.serialize(locks, "key", lambda: _held_here(probe, "key")))
+    assert one.do(api.serialize(locks, "key", lambda: _held_here(probe, "key")))
     assert waiting("key") is None
 
 
 @pytest.mark.of_core
-def test_the_key_is_filled_in_from_the_arguments(locks, face, one, probe) -> None:
+def test_the_key_is_filled_in_from_the_arguments(locks, api, one, probe) -> None:
     """Positional, named and default arguments make the key, encoded."""
 
     def look(item: object, shop: str = "main", *, expected: str) -> bool:
         return _held_here(probe, expected)
 
-    decorated = face.serialize(locks, "{shop}:{item}", look)
+    decorated = api.serialize(locks, "{shop}:{item}", look)
     assert one.do(decorated, 7, expected="main:7")
     assert one.do(decorated, item="a:b", shop="x", expected="x:a%3Ab")
 

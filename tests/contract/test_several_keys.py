@@ -31,12 +31,12 @@ def test_none_is_held_where_one_is_busy(locks, one, other, waiting, wait: float)
     assert [waiting(key) for key in "abc"] == [None, 0, None]
 
 
-def test_opposite_orders_do_not_deadlock(locks, face) -> None:
+def test_opposite_orders_do_not_deadlock(locks, api) -> None:
     """Those who name the same keys in opposite orders all get through."""
     orders = [("a", "b", "c"), ("c", "b", "a")] * 4
     calls = [
-        actor.begin(face.section, locks, *order, body=lambda lease: lease.keys, wait=PATIENCE)
-        for actor, order in zip(face.actors(8), orders, strict=True)
+        actor.begin(api.section, locks, *order, body=lambda lease: lease.keys, wait=PATIENCE)
+        for actor, order in zip(api.actors(8), orders, strict=True)
         for _ in range(10)
     ]
     assert {call.result(PATIENCE) for call in calls} == {("a", "b", "c")}

@@ -25,12 +25,12 @@ class BlockingTexts:
 
 
 @pytest.fixture
-def texts(locks, face) -> KeptTexts | BlockingTexts:
+def texts(locks, api) -> KeptTexts | BlockingTexts:
     texts = KeptTexts(locks, "this test")
-    return texts if face.name == "asyncio" else BlockingTexts(texts)
+    return texts if api.name == "asyncio" else BlockingTexts(texts)
 
 
-def test_an_engine_keeps_texts_or_says_that_it_cannot(locks, face, promises) -> None:
+def test_an_engine_keeps_texts_or_says_that_it_cannot(locks, api, promises) -> None:
     """One that cannot is named, with those that can."""
     if promises.texts:
         assert KeptTexts(locks, "this test")
@@ -40,7 +40,7 @@ def test_an_engine_keeps_texts_or_says_that_it_cannot(locks, face, promises) -> 
 
 
 @pytest.mark.promise("texts")
-def test_a_text_is_kept_by_the_holder_and_found_by_all(locks, face, one, other, texts) -> None:
+def test_a_text_is_kept_by_the_holder_and_found_by_all(locks, api, one, other, texts) -> None:
     """It belongs to its key and group, replaces an earlier one, and can be forgotten."""
     text = "é\n" + "x" * 100_000
     for each in ("first", text):

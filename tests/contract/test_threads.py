@@ -88,11 +88,11 @@ def test_a_callback_that_ends_its_thread_costs_no_lease(locks, one) -> None:
 
 
 @pytest.mark.parametrize("count", [3])
-def test_a_callback_that_takes_long_costs_no_lease(face, url, count) -> None:
+def test_a_callback_that_takes_long_costs_no_lease(api, url, count) -> None:
     """A callback that does not return keeps no other lease from being renewed."""
-    if face.name == "asyncio":
+    if api.name == "asyncio":
         pytest.skip("a callback of asyncio runs in its loop")
-    locks, one = face.open(url), face.actor()
+    locks, one = api.open(url), api.actor()
     leases = [one.do(locks.acquire, f"held:{number}", ttl=TTL) for number in range(count)]
     lost = one.do(locks.acquire, "lost", ttl=0.2, renew=False)
     inside, go_on = threading.Event(), threading.Event()
@@ -107,7 +107,7 @@ def test_a_callback_that_takes_long_costs_no_lease(face, url, count) -> None:
         renewed(locks, lease)
         one.do(lease.release)
     go_on.set()
-    face.shut(locks)
+    api.shut(locks)
 
 
 class Broken(logging.Handler):
@@ -131,7 +131,7 @@ def test_a_logging_handler_that_raises_costs_no_lease(locks, one) -> None:
         logging.getLogger("weblock").removeHandler(handler)
 
 
-def test_a_lease_that_no_thread_would_renew_is_not_granted(face, url, monkeypatch, caplog) -> None:
+def test_a_lease_that_no_thread_would_renew_is_not_granted(api, url, monkeypatch, caplog) -> None:
     """Where the machine is out of threads for a moment, who needs one then is refused, and no other."""
     start, given = threading.Thread.start, 0
 
@@ -140,7 +140,7 @@ def test_a_lease_that_no_thread_would_renew_is_not_granted(face, url, monkeypatc
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    locks, one = face.open(url), face.actor()
+    locks, one = api.open(url), api.actor()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     for _ in range(2):
         with pytest.raises(EngineUnavailable, match="no thread can be started"):
@@ -156,4 +156,4 @@ def test_a_lease_that_no_thread_would_renew_is_not_granted(face, url, monkeypatc
     one.do(lease.release)
     renewed(locks, lease := one.do(locks.acquire, "key", ttl=TTL))
     one.do(lease.release)
-    face.shut(locks)
+    api.shut(locks)

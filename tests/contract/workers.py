@@ -24,7 +24,7 @@ from weblock import AsyncLocks, Locks, WeblockError
 from weblock._platform import forks
 from weblock._runtime.clock import now
 
-from .faces import FACES
+from .apis import APIS
 from .history import Counter, Journal
 
 
@@ -38,9 +38,9 @@ def say(value: Any) -> None:
     os.write(1, json.dumps(value).encode() + b"\n")
 
 
-def puppet(face: str, url: str, options: str) -> None:
+def puppet(api: str, url: str, options: str) -> None:
     """Does as it is told, with one actor and at most one lease at a time."""
-    strings = Strings(face, url, json.loads(options))
+    strings = Strings(api, url, json.loads(options))
     say("ready")
     for line in sys.stdin:
         verb, args, kwargs = json.loads(line)
@@ -50,11 +50,11 @@ def puppet(face: str, url: str, options: str) -> None:
 class Strings:
     """What a puppet can do. Every outcome is a dict: of facts, or of an error and its facts."""
 
-    def __init__(self, face: str, url: str, options: dict[str, Any]) -> None:
-        self.face = FACES[face]()
-        self.actor = self.face.actor()
+    def __init__(self, api: str, url: str, options: dict[str, Any]) -> None:
+        self.api = APIS[api]()
+        self.actor = self.api.actor()
         self._own = _sockets()
-        self.locks = self.face.open(url, **options)
+        self.locks = self.api.open(url, **options)
         self.lease: Any = None
 
     def pull(self, verb: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -97,10 +97,10 @@ class Strings:
                 say("running")
                 time.sleep(PATIENCE)
 
-        return {"ran": self.actor.do(self.locks.once, key, self.face.work(step), **options)}
+        return {"ran": self.actor.do(self.locks.once, key, self.api.work(step), **options)}
 
     def run(self, key: str, **options: Any) -> dict[str, Any]:
-        self.actor.do(self.locks.run, key, self.face.work(list), **options)
+        self.actor.do(self.locks.run, key, self.api.work(list), **options)
         return {}
 
     def lead(self, key: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Strings:
             say({"fence": term.fence})
             time.sleep(PATIENCE)
 
-        self.actor.do(self.face.lead, self.locks, key, self.face.work(body), block=True)
+        self.actor.do(self.api.lead, self.locks, key, self.api.work(body), block=True)
         return {}
 
     def work_until_lost(self) -> dict[str, Any]:
@@ -160,8 +160,8 @@ class Strings:
             8
         ):  # They get the identifiers of the parent's threads, which own mutexes here.
             threading.Thread(target=threading.Event().wait, daemon=True).start()
-        self.face = FACES[self.face.name]()
-        self.actor = self.face.actor()
+        self.api = APIS[self.api.name]()
+        self.actor = self.api.actor()
         with open(orders, encoding="utf-8") as lines:
             for line in lines:
                 verb, args, kwargs = json.loads(line)

@@ -227,8 +227,8 @@ async def answer(app: FastAPI, locks: AsyncLocks) -> object:
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-class TestFaces:
-    """The lease of a request has the face of whoever has it in hand."""
+class TestApis:
+    """The lease of a request has the API of whoever has it in hand."""
 
     async def test_in_a_def_endpoint_it_blocks(self, locks):
         """``lease.extend(10)`` extends, with nothing to await; and it is a ``Lease``, for annotations."""

@@ -73,7 +73,7 @@ def quorum() -> Iterator[list[str]]:
         yield [stack.enter_context(Server()).url(recovery=3600) for _ in range(3)]
 
 
-async def test_a_quorum_that_recovers_says_so_on_both_faces(quorum: list[str]) -> None:
+async def test_a_quorum_that_recovers_says_so_on_both_apis(quorum: list[str]) -> None:
     """Its majority grants nothing yet: that is another error than that the key is held."""
     with Locks.from_url(quorum) as locks, pytest.raises(EngineRecovering) as refused:
         locks.acquire("x", wait=0)

@@ -469,7 +469,7 @@ class TestTheDatabaseAsReferee:
         assert items(fenced) == 2
 
     async def test_async_sessions_are_checked(self, async_engine, fenced, followed, follow):
-        """AsyncSession too, on asyncpg and psycopg, with a lease of either face."""
+        """AsyncSession too, on asyncpg and psycopg, with a lease of either API."""
         async with AsyncSession(async_engine) as session:
             guard(session, followed, fence=True)
             await session.scalar(select(func.count(Item.id)))

@@ -73,13 +73,13 @@ async def test_authorize_decides(url: str, is_async: bool) -> None:
         assert (await client.get("/", headers={"x-user": "ann"})).status_code == 200
 
 
-@pytest.mark.parametrize("face", [Locks, AsyncLocks])
+@pytest.mark.parametrize("api", [Locks, AsyncLocks])
 async def test_it_tells_keys_holders_and_queues(
-    url: str, locks: Locks, face: Any, monkeypatch
+    url: str, locks: Locks, api: Any, monkeypatch
 ) -> None:
     """As JSON it tells what ``list`` does, the longest queue first, and the numbers, on both APIs."""
     monkeypatch.setattr("weblock.contrib.status.looking.SELDOM", PATIENCE)  # No look but ours.
-    page = StatusPage(face.from_url(url), insecure=True)
+    page = StatusPage(api.from_url(url), insecure=True)
     assert (await told(page))["keys"] == []
     with busy(locks, "a", "web-1"), busy(locks, "b", "web-2", "web-3"):
         report = await told(page)
@@ -202,10 +202,10 @@ def test_a_page_that_is_gone_hears_nothing(locks: Locks) -> None:
     assert not finalizer.alive
 
 
-@pytest.mark.parametrize("face", [Locks, AsyncLocks])
-async def test_release_passes_the_key_on(url, locks, face, caplog) -> None:
+@pytest.mark.parametrize("api", [Locks, AsyncLocks])
+async def test_release_passes_the_key_on(url, locks, api, caplog) -> None:
     """Whoever may release takes away the lease that was shown, and the audit log says who did."""
-    page = StatusPage(face.from_url(url), authorize=lambda _: "ann", allow_release=True)
+    page = StatusPage(api.from_url(url), authorize=lambda _: "ann", allow_release=True)
     with busy(locks, "a", "web-1", "web-2"), caplog.at_level(logging.WARNING, "weblock.audit"):
         async with client_of(page) as client:
             (info,) = (await client.get("/")).json()["keys"]

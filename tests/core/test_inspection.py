@@ -111,11 +111,11 @@ def test_a_look_at_files_makes_none(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("locks/records-*"))
 
 
-@pytest.mark.parametrize("face", [Locks, AsyncLocks])
-def test_a_label_is_cut(face) -> None:
+@pytest.mark.parametrize("api", [Locks, AsyncLocks])
+def test_a_label_is_cut(api) -> None:
     """A label has at most 200 characters, as an option of all and of one call."""
     url = f"memory://{uuid.uuid4().hex}"
-    assert face.from_url(url, label="x" * 1000).label == "x" * 200
+    assert api.from_url(url, label="x" * 1000).label == "x" * 200
     with Locks.from_url(url, ttl=60) as locks, locks.hold("key", label="y" * 1000):
         assert locks.inspect("key").holder == "y" * 200
 

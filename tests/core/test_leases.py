@@ -61,7 +61,7 @@ async def never() -> None:
 async def test_a_callback_that_would_do_nothing_is_refused(
     what: str, callback: object, remedy: str
 ) -> None:
-    """It is refused where it is given, on either face: on the day of a loss nobody reads its error."""
+    """It is refused where it is given, on either API: on the day of a loss nobody reads its error."""
     url = f"memory://{uuid.uuid4().hex}"
     with (
         Locks.from_url(url) as locks,

@@ -27,7 +27,7 @@ def url() -> str:
 
 
 @pytest.fixture(params=[Locks, AsyncLocks])
-def face(request: pytest.FixtureRequest) -> Any:
+def api(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
@@ -61,10 +61,10 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)
-def test_a_bad_option_is_refused(face: Any, url: str, name: str, value: object) -> None:
+def test_a_bad_option_is_refused(api: Any, url: str, name: str, value: object) -> None:
     """An option of the wrong kind, sign or size is refused at once, by name and with its value."""
     with pytest.raises(ConfigurationError, match=rf"^{name}=") as refused:
-        face.from_url(url, **{name: value})
+        api.from_url(url, **{name: value})
     assert any(word in str(refused.value) for word in ("must be", "give seconds"))
     assert len(str(refused.value)) < 300
 
@@ -80,10 +80,10 @@ def test_a_bad_option_of_one_call_is_refused(url: str, name: str, value: object)
 
 
 @pytest.mark.parametrize("share", [-0.01, 0.3, 1, NAN, True, "1%", None])
-def test_a_drift_that_is_no_share(face: Any, url: str, share: object) -> None:
+def test_a_drift_that_is_no_share(api: Any, url: str, share: object) -> None:
     """A drift allowance is a share of the time, and leaves most of a lease."""
     with pytest.raises(ConfigurationError, match=r"^drift=.*from 0 to 0\.25"):
-        face.from_url(url, drift=share)
+        api.from_url(url, drift=share)
 
 
 def test_the_drift_allowance_is_not_relied_on(url: str) -> None:
@@ -132,9 +132,9 @@ def test_the_remedy_for_infinity(url: str, name: str) -> None:
         {"ttl": 366 * 86400},
     ],
 )
-def test_good_options_work(face: Any, url: str, options: dict[str, Any]) -> None:
+def test_good_options_work(api: Any, url: str, options: dict[str, Any]) -> None:
     """Seconds and timedeltas, none and zero, each where it makes sense."""
-    assert face.from_url(url, **options).scope == "process"
+    assert api.from_url(url, **options).scope == "process"
 
 
 def test_a_timedelta_is_seconds(url: str) -> None:
@@ -155,10 +155,10 @@ def test_a_timedelta_is_seconds(url: str) -> None:
         ("prefix", r"belongs into the URL, as in redis://host\?prefix="),
     ],
 )
-def test_an_unknown_option(face: Any, url: str, name: str, told: str) -> None:
+def test_an_unknown_option(api: Any, url: str, name: str, told: str) -> None:
     """A misspelled option is no option, and the message says which one is meant, or which there are."""
     with pytest.raises(TypeError, match=told):
-        face.from_url(url, **{name: 5})
+        api.from_url(url, **{name: 5})
     with Locks.from_url(url) as locks, pytest.raises(TypeError, match=f"no option '{name}'"):
         locks.acquire("key", **{name: 5})
 
@@ -198,17 +198,17 @@ async def test_try_acquire_takes_no_wait(url: str) -> None:
         (redis.Redis(), r"was given a redis\.client\.Redis: .* for a redis-py client"),
     ],
 )
-def test_what_is_no_engine(face: Any, given: Any, told: str) -> None:
+def test_what_is_no_engine(api: Any, given: Any, told: str) -> None:
     """A URL or a client in place of an engine is told where it belongs."""
     with pytest.raises(TypeError, match=told) as refused:
-        face(given)
+        api(given)
     assert CANARY not in str(refused.value)
 
 
-def test_locks_without_an_engine(face: Any) -> None:
+def test_locks_without_an_engine(api: Any) -> None:
     """Who does not know that they need one is told how to get them."""
-    with pytest.raises(TypeError, match=rf"^{face.__name__}\(.*write {face.__name__}\.from_url"):
-        face()
+    with pytest.raises(TypeError, match=rf"^{api.__name__}\(.*write {api.__name__}\.from_url"):
+        api()
 
 
 @pytest.mark.parametrize(
@@ -220,30 +220,30 @@ def test_locks_without_an_engine(face: Any) -> None:
         (redis.Redis(), "give a ready client to from_client"),
     ],
 )
-def test_what_is_no_url(face: Any, given: Any, told: str) -> None:
+def test_what_is_no_url(api: Any, given: Any, told: str) -> None:
     """A path or a client in place of a URL is told what to write."""
     with pytest.raises(ConfigurationError, match=told):
-        face.from_url(given)
+        api.from_url(given)
     if not isinstance(given, redis.Redis):
         with pytest.raises(ConfigurationError, match="give a redis-py client, or use from_url"):
-            face.from_client(given)
+            api.from_client(given)
 
 
 @pytest.mark.parametrize("namespace", ["", "a:b", "a\nb", "ä", None, 7, "n" * 65])
-def test_a_bad_namespace(face: Any, url: str, namespace: object) -> None:
+def test_a_bad_namespace(api: Any, url: str, namespace: object) -> None:
     """A namespace that could meet another is refused."""
     with pytest.raises(ConfigurationError, match="namespace"):
-        face.from_url(url, namespace=namespace)
+        api.from_url(url, namespace=namespace)
 
 
-def test_more_scope_than_the_engine_has(face: Any, url: str) -> None:
+def test_more_scope_than_the_engine_has(api: Any, url: str) -> None:
     """An engine of less reach than is required is an error at start, not an overlap later."""
     with pytest.raises(
         ConfigurationError, match=r"scope='process'.*require_scope='cluster'.*redis"
     ):
-        face.from_url(url, require_scope="cluster")
+        api.from_url(url, require_scope="cluster")
     with pytest.raises(ConfigurationError, match="require_scope='galaxy' is not one of"):
-        face.from_url(url, require_scope="galaxy")
+        api.from_url(url, require_scope="galaxy")
 
 
 CANARY = "S3cretCanary"
@@ -294,10 +294,10 @@ CANARY = "S3cretCanary"
         ([], "odd number of servers, not 0"),
     ],
 )
-def test_a_bad_url(face: Any, bad: Any, problem: str) -> None:
+def test_a_bad_url(api: Any, bad: Any, problem: str) -> None:
     """A URL that names no engine is refused clearly, and no password in it is shown."""
     with pytest.raises(ConfigurationError, match=problem) as refused:
-        face.from_url(bad)
+        api.from_url(bad)
     assert CANARY[:4] not in str(refused.value)
     assert refused.value.__cause__ is None or CANARY not in str(refused.value.__cause__)
 
@@ -340,17 +340,17 @@ def test_a_message_about_a_wait(url: str) -> None:
         lease.release()
 
 
-def test_a_decorator_checks_its_options_at_once(face: Any, url: str) -> None:
+def test_a_decorator_checks_its_options_at_once(api: Any, url: str) -> None:
     """A bad option or template of a decorator is an error where it decorates."""
-    locks = face.from_url(url)
+    locks = api.from_url(url)
     with pytest.raises(ConfigurationError, match="ambiguous"):
         locks.serialized("{a}{b}")
     with pytest.raises(ConfigurationError, match=r"^ttl="):
         locks.serialized("key", ttl=-1)
 
 
-async def test_a_decorator_of_the_wrong_face(url: str) -> None:
-    """Each face refuses the other's functions, and says which one to use."""
+async def test_a_decorator_of_the_wrong_api(url: str) -> None:
+    """Each API refuses the other's functions, and says which one to use."""
 
     async def coroutine() -> None: ...
 
@@ -362,10 +362,10 @@ async def test_a_decorator_of_the_wrong_face(url: str) -> None:
         AsyncLocks.from_url(url).serialized("key")(function)
 
 
-def test_a_limit_and_shared_exclude_each_other(face: Any, url: str) -> None:
+def test_a_limit_and_shared_exclude_each_other(api: Any, url: str) -> None:
     """In one call; a call overrides what its locks say by default, either way."""
     with pytest.raises(ConfigurationError, match="limit=3 and shared=True exclude each other"):
-        face.from_url(url, limit=3, shared=True)
+        api.from_url(url, limit=3, shared=True)
     options = Options(shared=True)
     assert options.own[0].limit == SHARED
     assert options.of_call({"limit": 3})[0].limit == 3

@@ -9,7 +9,7 @@ import pytest
 
 from weblock import AsyncLocks, ConfigurationError, Locks
 
-FACES = [Locks, AsyncLocks]
+APIS = [Locks, AsyncLocks]
 
 
 def rows() -> Iterator[int]:
@@ -20,7 +20,7 @@ async def rows_of_asyncio() -> AsyncIterator[int]:
     yield 1
 
 
-@pytest.fixture(params=FACES)
+@pytest.fixture(params=APIS)
 def locks(request: pytest.FixtureRequest) -> Any:
     return request.param.from_url("memory://")
 

@@ -20,8 +20,8 @@ def url():
     return f"memory://unfilled-{next(numbers)}"
 
 
-async def hold(face, url, key):
-    if face is Locks:
+async def hold(api, url, key):
+    if api is Locks:
         with Locks.from_url(url) as locks, locks.hold(key):
             pass
     else:
@@ -29,14 +29,14 @@ async def hold(face, url, key):
             pass
 
 
-both = pytest.mark.parametrize("face", [Locks, AsyncLocks])
+both = pytest.mark.parametrize("api", [Locks, AsyncLocks])
 
 
 @both
-async def test_a_template_that_nobody_fills_in_is_warned_of(face, url, caplog):
+async def test_a_template_that_nobody_fills_in_is_warned_of(api, url, caplog):
     """``hold("item:{item_id}")`` names the remedy, once, and locks what it was given."""
     for _ in range(3):
-        await hold(face, url, "item:{item_id}")
+        await hold(api, url, "item:{item_id}")
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "{item_id} was not substituted" in record.getMessage()
@@ -47,9 +47,9 @@ async def test_a_template_that_nobody_fills_in_is_warned_of(face, url, caplog):
 @pytest.mark.parametrize(
     "key", ["item:7", "{}", "{7}", "a{b", "{'a': 1}", "{a b}", Key("item:{name}", name="{name}")]
 )
-async def test_other_keys_are_not_warned_of(face, key, url, caplog):
+async def test_other_keys_are_not_warned_of(api, key, url, caplog):
     """Braces that are no placeholder are a user's own, and so is what a template was filled in with."""
-    await hold(face, url, key)
+    await hold(api, url, key)
     assert not caplog.records
 
 

@@ -82,19 +82,19 @@ lease = locks.acquire("k")
 """
 
 
-@pytest.mark.parametrize("face", [BLOCKING, ASYNCIO], ids=["sync", "asyncio"])
+@pytest.mark.parametrize("api", [BLOCKING, ASYNCIO], ids=["sync", "asyncio"])
 @pytest.mark.parametrize(
     "fresh",
     [fresh_url, fresh_postgresql, lambda: fresh_quorum(3), fresh_memcached],
     ids=["redis", "postgresql", "redlock", "memcached"],
 )
 def test_without_descriptors_the_keeper_uses_the_connections_of_callers(
-    fresh: Callable[[], Any], face: str
+    fresh: Callable[[], Any], api: str
 ) -> None:
     """A lease is renewed although no descriptor was free for the keeper before its first renewal."""
     process = Child("", before=RENEWALS)
     try:
-        process.run(f"url = {fresh()!r}\nTTL = {PATIENCE}" + face)
+        process.run(f"url = {fresh()!r}\nTTL = {PATIENCE}" + api)
         process.run(NONE_LEFT)
         process.run("renewed(locks, lease)")
         process.run("renewed(locks, lease)")

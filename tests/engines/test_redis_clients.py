@@ -313,9 +313,9 @@ async def test_a_setting_that_would_be_lost_is_refused(api: Any, site: Site, nam
     """What weblock's own connections cannot have is named when the locks are created."""
     make, told = REFUSED[name]
     client = await asyncio.to_thread(make, api, site)
-    for face in (Locks, AsyncLocks):
+    for locks_class in (Locks, AsyncLocks):
         with pytest.raises(ConfigurationError, match=told):
-            face.from_client(client)
+            locks_class.from_client(client)
     await closed(client)
 
 

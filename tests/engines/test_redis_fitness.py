@@ -72,7 +72,7 @@ IS_A_REPLICA = [("CONFIG", "SET", "replica-read-only", "no"), ("REPLICAOF", "127
 async def test_a_server_that_becomes_unfit_grants_nothing_more(
     server: Server, changes: list[tuple[str, ...]], told: str
 ) -> None:
-    """Both faces notice it on open connections, keep what they hold, and lock again when it is mended."""
+    """Both APIs notice it on open connections, keep what they hold, and lock again when it is mended."""
     loop, url = asyncio.get_running_loop(), server.url(recovery="off")
     with Locks.from_url(url) as locks:
         async with AsyncLocks.from_url(url) as others:
@@ -276,7 +276,7 @@ async def test_tls_trusts_only_its_own_ca_and_name(server: Server, tmp_path: Pat
 
 
 async def test_a_unix_socket(tmp_path: Path) -> None:
-    """Both faces lock over a server's Unix socket."""
+    """Both APIs lock over a server's Unix socket."""
     path = tmp_path / "redis.sock"
     with Server(unixsocket=str(path)):
         url = f"unix://{path}?db=1&recovery=off"

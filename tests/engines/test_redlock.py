@@ -475,10 +475,10 @@ class TestSplitVotes:
             await lease.release()
 
 
-@pytest.mark.parametrize("face", [Locks, AsyncLocks])
+@pytest.mark.parametrize("api", [Locks, AsyncLocks])
 @pytest.mark.parametrize("options", [{"limit": 2}, {"shared": True}], ids=["limit", "shared"])
-def test_a_quorum_keeps_exclusive_leases_only(face: Any, options: dict[str, Any]) -> None:
+def test_a_quorum_keeps_exclusive_leases_only(api: Any, options: dict[str, Any]) -> None:
     """What majorities cannot bound, or order by fences, is refused before any server is asked."""
     urls = [f"redis://{name}.invalid" for name in "abc"]
     with pytest.raises(ConfigurationError, match="cannot grant a key to several holders"):
-        face.from_url(urls, **options)
+        api.from_url(urls, **options)

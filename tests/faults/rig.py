@@ -40,7 +40,7 @@ class Workers:
         self._url = url
         self._options = {"ttl": TTL, "wait": 5.0, **options}
         self._folder = tempfile.TemporaryDirectory(prefix="weblock-faults-")
-        self._faces = itertools.cycle(["sync", "asyncio"])
+        self._apis = itertools.cycle(["sync", "asyncio"])
         self._losses: list[Span] = []
         self.processes = [self._new() for _ in range(4)]
         self.worst = 0.0
@@ -126,7 +126,7 @@ class Workers:
         return self._begun
 
     def _new(self) -> Forked:
-        words = [next(self._faces), self._folder.name, json.dumps(self._options), *self._urls]
+        words = [next(self._apis), self._folder.name, json.dumps(self._options), *self._urls]
         return Forked(nursery_of_engines(), "tests.faults.worker", *words)
 
     def close(self) -> None:

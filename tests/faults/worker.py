@@ -148,14 +148,14 @@ def _end_loudly(failure: threading.ExceptHookArgs) -> None:
 
 def main() -> None:
     threading.excepthook = _end_loudly
-    face, folder, given, *urls = sys.argv[1:]
+    api, folder, given, *urls = sys.argv[1:]
     options = json.loads(given)
     kinds = options.pop("kinds", [{}])
     url = urls if len(urls) > 1 else urls[0]
     stop = threading.Event()
     journals = [Journal(Path(folder) / f"{os.getpid()}-{flow}.jsonl") for flow in range(FLOWS)]
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
-    if face == "sync":
+    if api == "sync":
         with Locks.from_url(url, **options) as locks:
             threads = [
                 threading.Thread(target=in_a_thread, args=(locks, journal, stop, kinds))

@@ -1,4 +1,4 @@
-"""A pytest plugin: leaves out what takes long and proves the same again on another engine, face or seed."""
+"""A pytest plugin: leaves out what takes long and proves the same again on another engine, API or seed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_quick(item: pytest.Item) -> bool:
-    """Whether it is short, on an engine of the quick ones, and processes are of one face."""
+    """Whether it is short, on an engine of the quick ones, and processes are of one API."""
     if LONG.search(item.name):
         return False
     fixtures, words = getattr(item, "fixturenames", ()), set(re.split(r"[\[\]-]", item.name))

@@ -27,7 +27,7 @@ def test_locks_are_held_by_alias(url: str) -> None:
         assert set(locks) == {"default", "b"}
 
 
-async def test_both_faces_share_an_engine(url: str) -> None:
+async def test_both_apis_share_an_engine(url: str) -> None:
     """A key that a thread holds is taken for tasks too."""
     with override_settings(WEBLOCK={"default": {"URL": url}}), locks["default"].hold("key"):
         assert await async_locks["default"].try_acquire("key") is None

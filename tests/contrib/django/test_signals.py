@@ -63,7 +63,7 @@ def test_a_hold_is_told(told: Told) -> None:
 
 
 def test_a_hold_of_tasks_is_told(told: Told) -> None:
-    """What tasks hold is told of each key, with the face for tasks as the sender."""
+    """What tasks hold is told of each key, with the API for tasks as the sender."""
 
     async def hold() -> None:
         async with async_locks["default"].hold("item:1", "item:2"):

@@ -201,8 +201,8 @@ def _named(error: LockError, name: str) -> LockError:
 class PerClient(Generic[F]):
     """One ``Locks`` for all clients that share a pool of connections, for as long as it lives."""
 
-    def __init__(self, face: type[F]) -> None:
-        self._face = face
+    def __init__(self, api: type[F]) -> None:
+        self._api = api
         self._known: weakref.WeakKeyDictionary[Any, F] = weakref.WeakKeyDictionary()
 
     def configure(self, client: Any, options: dict[str, Any]) -> None:
@@ -219,7 +219,7 @@ class PerClient(Generic[F]):
         pool = _pool_of(client)
         if pool in self._known:
             return self._known[pool]
-        ours = self._face.from_client(client, **options)
+        ours = self._api.from_client(client, **options)
         locks = self._known.setdefault(pool, ours)  # Another thread may have come first.
         # The collector, which must not wait for it, may run in a thread that has a mutex.
         weakref.finalize(pool, end_later, partial(close, ours)).atexit = False

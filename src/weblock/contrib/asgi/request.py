@@ -52,13 +52,13 @@ class RequestLease(AsyncLease, Lease):
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call a function once when the lease is lost: in the event loop, or in another thread."""
-        face = AsyncLease if _on_a_loop() else Lease
-        face.on_lost(self, callback)
+        api = AsyncLease if _on_a_loop() else Lease
+        api.on_lost(self, callback)
 
     def on_ask_release(self, callback: Callable[[], None]) -> None:
         """Call a function once when another caller asks for the key, as ``on_lost`` does."""
-        face = AsyncLease if _on_a_loop() else Lease
-        face.on_ask_release(self, callback)
+        api = AsyncLease if _on_a_loop() else Lease
+        api.on_ask_release(self, callback)
 
     def __enter__(self) -> Self:
         """Return the lease, which is released when the block ends."""

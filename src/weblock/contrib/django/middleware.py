@@ -64,8 +64,8 @@ class _Layer:
         # What cannot work is refused when the server starts. No engine is connected to yet.
         settings.rules()
         refuse_split_reads()
-        for alias in self._leases.faces:
-            self._leases.faces[alias]
+        for alias in self._leases.locks_by_alias:
+            self._leases.locks_by_alias[alias]
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Respond to an error of a view: a lost lease, or a lock that the view acquired itself.

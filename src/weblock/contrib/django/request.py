@@ -62,7 +62,7 @@ from .view_lock import DEFAULT, Call, ViewLock, in_task, in_thread
 class ViewLeases(RequestLeases[BaseLease]):
     """The leases of a request, and what its views see of them."""
 
-    faces: ClassVar[Mapping[str, BaseLocks]]
+    locks_by_alias: ClassVar[Mapping[str, BaseLocks]]
     """The locks by alias, of the API that serves it."""
     call: ClassVar[Call]
 
@@ -136,9 +136,9 @@ class ViewLeases(RequestLeases[BaseLease]):
         if (lock, to_task) == self._shown:
             return
         self._shown = lock, to_task
-        face: BaseLocks = async_locks[lock.alias] if to_task else locks[lock.alias]
+        its_locks: BaseLocks = async_locks[lock.alias] if to_task else locks[lock.alias]
         keys = self._by_lock[lock]
-        self.request.weblock = self.lease_of(face, keys) if keys else None  # type: ignore[attr-defined]
+        self.request.weblock = self.lease_of(its_locks, keys) if keys else None  # type: ignore[attr-defined]
 
     def answered(self, response: Any, loss: LeaseLost | None) -> Any:
         """Return the response, or another one if the lock was lost before it was made."""
@@ -189,7 +189,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         ``given`` besides. Raises what ``Locks`` raises, ``ConfigurationError`` inside a transaction, and
         ``PermissionDenied`` if a row is gone.
         """
-        call, faces, had = self.call, self.faces, len(self.leases)
+        call, locks_by_alias, had = self.call, self.locks_by_alias, len(self.leases)
         wanted: dict[ViewLock, tuple[CheckedKey, ...]] = {}
         try:
             for lock in of:
@@ -198,9 +198,9 @@ class ViewLeases(RequestLeases[BaseLease]):
                 await call(prepare_connections, self.request)
                 if not self.book.keys:
                     await call(_read_body, self.request, of_alias(of[0].alias).body_wait)
-            each_of = [(lock, faces[lock.alias], keys) for lock, keys in wanted.items()]
+            each_of = [(lock, locks_by_alias[lock.alias], keys) for lock, keys in wanted.items()]
             self._refuse_keys_of_outer(each_of)
-            for lock, face, missing in self.book.in_turn(each_of):
+            for lock, its_locks, missing in self.book.in_turn(each_of):
                 if self._unwanted:
                     raise asyncio.CancelledError
                 self._waiting = True
@@ -209,17 +209,17 @@ class ViewLeases(RequestLeases[BaseLease]):
                 try:  # Django hears, while the request waits, that its client has left.
                     with around.telling() if hears else nullcontext():
                         await self.take(
-                            face, missing, lock.options, partial(call, give_back_connections)
+                            its_locks, missing, lock.options, partial(call, give_back_connections)
                         )
                 finally:
                     self._waiting = False
         except WeblockError as error:
             self._refused = lock, ref(error)
             raise
-        for lock, face, keys in each_of:  # Also of keys that were held already, unguarded.
+        for lock, its_locks, keys in each_of:  # Also of keys that were held already, unguarded.
             settings = of_alias(lock.alias).guard
             if keys and settings.asked_by(lock.guard):
-                self._guard(self.lease_of(face, keys), lock, settings)
+                self._guard(self.lease_of(its_locks, keys), lock, settings)
         self._by_lock.update(wanted)
         self.book.check()  # Some may have been lost while we waited for others.
         if self.guard:
@@ -235,9 +235,9 @@ class ViewLeases(RequestLeases[BaseLease]):
         """Raise ``AlreadyHeld`` for a key of a request that waits for this one's response."""
         outer = self._outer
         while outer:
-            for _, face, keys in wanted:
+            for _, its_locks, keys in wanted:
                 for key in keys:
-                    if not outer.over and outer.book.holds(face, key):
+                    if not outer.over and outer.book.holds(its_locks, key):
                         raise AlreadyHeld(key)  # It would never become free.
             outer = outer._outer  # noqa: SLF001 - of the same class
 
@@ -250,7 +250,7 @@ class ViewLeases(RequestLeases[BaseLease]):
 class ThreadLeases(ViewLeases):
     """The locks of a request that a thread serves."""
 
-    faces = locks
+    locks_by_alias = locks
     call = staticmethod(in_thread)
 
     def run(self, work: Callable[[], Any]) -> Any:
@@ -282,7 +282,7 @@ class ThreadLeases(ViewLeases):
 class TaskLeases(ViewLeases):
     """The locks of a request that a task serves."""
 
-    faces = async_locks
+    locks_by_alias = async_locks
     call = staticmethod(in_task)
     acquire = ViewLeases.take_all
 

@@ -315,8 +315,8 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
     gone are not closed automatically: they may be in use.
     """
 
-    def __init__(self, face: type[L]) -> None:
-        self._face: type[L] = face
+    def __init__(self, api: type[L]) -> None:
+        self._api: type[L] = api
         self._made: dict[str, L] = {}
         self._guard = Mutex()
 
@@ -333,11 +333,11 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
             own: Any = given.options.get("observers", ())
             options = given.options.copy()
             try:
-                observers = [*as_observers(own), announcing(self._face, given.alias)]
-                if issubclass(self._face, Locks):  # Tasks have no transactions of Django's.
+                observers = [*as_observers(own), announcing(self._api, given.alias)]
+                if issubclass(self._api, Locks):  # Tasks have no transactions of Django's.
                     observers.append(Observer(warn_of_transaction, only=[Acquired], immediate=True))
                 options["observers"] = observers
-                made = self._made[given.identity] = self._face.from_url(given.url, **options)
+                made = self._made[given.identity] = self._api.from_url(given.url, **options)
             except ConfigurationError as error:
                 text = f"WEBLOCK[{given.alias!r}]: {error.message}"
                 raise ConfigurationError(text, code=error.code) from error

@@ -41,12 +41,12 @@ SIGNALS: Final[dict[type[Event], Signal]] = {
 }
 
 
-def announcing(face: type[BaseLocks], alias: str) -> Observer:
+def announcing(api: type[BaseLocks], alias: str) -> Observer:
     """Return what sends a signal for each event of the locks of an alias."""
 
     def send(event: Event) -> None:
         try:
-            SIGNALS[type(event)].send_robust(face, alias=alias, event=event)
+            SIGNALS[type(event)].send_robust(api, alias=alias, event=event)
         finally:
             connections.close_all()
 

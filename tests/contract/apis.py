@@ -1,4 +1,4 @@
-"""Both faces behind one driver, so that each promise is written once.
+"""Both APIs behind one driver, so that each promise is written once.
 
 An ``Actor`` is one flow of control: a thread for the blocking API, a task for the asyncio API.
 A test tells its actors what to call, and either waits for the outcome (``do``) or not (``begin``).
@@ -115,7 +115,7 @@ class TaskActor(Actor):
                 done.set_exception(error)
 
 
-class Face:
+class Api:
     """Makes actors, and the locks that they call."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class Face:
         raise NotImplementedError
 
 
-class BlockingFace(Face):
+class BlockingApi(Api):
     name = "sync"
 
     def open(self, url: str, **options: Any) -> Locks:
@@ -179,7 +179,7 @@ class BlockingFace(Face):
         return ThreadActor()
 
 
-class AsyncioFace(Face):
+class AsyncioApi(Api):
     name = "asyncio"
 
     def __init__(self) -> None:
@@ -252,4 +252,4 @@ class AsyncioFace(Face):
         return TaskActor(self.loop)
 
 
-FACES = {"sync": BlockingFace, "asyncio": AsyncioFace}
+APIS = {"sync": BlockingApi, "asyncio": AsyncioApi}
