@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from weblock import errors
+from weblock.stores.file import open_engine
 
 TOP = Path(__file__).parents[1]
 MODULES = sorted(TOP.glob("src/weblock/**/*.py"))
@@ -79,3 +80,11 @@ def test_each_warning_has_a_code(path: Path) -> None:
         if text is not None and ast.unparse(text) != "'%s'":  # Or it is passed on.
             ends = [each for each in ast.walk(text) if isinstance(each, ast.Constant)]
             assert any(_IN_A_TEXT.search(str(each.value)) for each in ends), ast.unparse(text)
+
+
+def test_an_error_that_explains_another_has_one_code(tmp_path: Path) -> None:
+    """An outage that is caused by a wrong directory ends with its own code alone."""
+    engine = open_engine(f"file://{tmp_path}/locks?allow_container=true")
+    with pytest.raises(errors.EngineUnavailable) as caught:
+        engine.fail(errors.ConfigurationError("its directory is gone", code="lock_directory"))
+    assert str(caught.value).endswith("its directory is gone [weblock.engine_unavailable]")

@@ -344,7 +344,7 @@ class Holding:
             self.at_risk = self.deadline != self.hold_until  # Else there was nothing to renew.
             if self.at_risk and not was_at_risk and AtRisk in self.observers.wanted:
                 remaining = self.remaining(now)
-                risk = AtRisk(**self.about(), cause=str(reply), remaining=remaining)
+                risk = AtRisk(**self.about(), cause=reply.message, remaining=remaining)
                 self.observers.tell(risk)
             left = min(self.terms.ttl, self.deadline - now)  # Little, where it was handed over.
             self.due = min(self.deadline, now + max(RETRY, left / 10))

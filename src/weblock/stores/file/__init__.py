@@ -171,7 +171,7 @@ class FileEngine(Engine):
         """Raise ``EngineUnavailable`` for an error of the files here, with the remedy."""
         if isinstance(error, EngineUnavailable):
             raise error
-        reason = str(error)
+        reason = error.message if isinstance(error, ConfigurationError) else str(error)
         if lacks_descriptors(error):
             reason = (
                 f"process {os.getpid()} has as many files open as it may (EMFILE): raise its limit"

@@ -151,7 +151,7 @@ class ItemCells(RacingCells):
     ) -> dict[str, Done | EngineUnavailable]:
         outcomes = await self._ask(partial(self._change, changes))
         return {
-            key: EngineUnavailable(self._settings.name, str(outcome))
+            key: EngineUnavailable(self._settings.name, outcome.message)
             if isinstance(outcome, ConfigurationError)
             else outcome
             for key, outcome in outcomes.items()

@@ -158,7 +158,7 @@ class RowCells(RacingCells):
             try:
                 reading, (fence, until) = self._reading(row), row[READ:]
             except ConfigurationError as error:
-                outcomes[row[KEY]] = EngineUnavailable(self._settings.name, str(error))
+                outcomes[row[KEY]] = EngineUnavailable(self._settings.name, error.message)
                 continue
             heartbeats = changes[reading.key]
             if fence is None or not isinstance(heartbeats, Heartbeats):

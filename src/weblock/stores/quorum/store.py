@@ -292,7 +292,7 @@ class QuorumStore(Store):
     ) -> EngineUnavailable:
         """Leave a server out for a while, unless it answers and recovers; one that is unfit, too."""
         if not isinstance(error, EngineUnavailable):
-            error = EngineUnavailable(self._engine.names[server], str(error))
+            error = EngineUnavailable(self._engine.names[server], error.message)
         if not isinstance(error.__cause__, Unknown):
             self._engine.health.failed(server, error, sent=sent)
         return error

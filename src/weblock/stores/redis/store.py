@@ -86,7 +86,8 @@ class RedisStore(Store):
         except EngineUnavailable as error:
             return error
         except (ValueError, TypeError, IndexError) as error:
-            failure = EngineUnavailable(self._name, str(error))
+            reason = error.message if isinstance(error, ConfigurationError) else str(error)
+            failure = EngineUnavailable(self._name, reason)
             failure.__cause__ = error
             return failure
 
@@ -146,7 +147,8 @@ class RedisStore(Store):
             if isinstance(error, ConfigurationError) and script is not RELEASE:
                 raise
             # A caller that releases can do nothing about it: the keeper tries again, as for an outage.
-            raise EngineUnavailable(self._name, str(error)) from error
+            reason = error.message if isinstance(error, ConfigurationError) else str(error)
+            raise EngineUnavailable(self._name, reason) from error
         if type(reply.answer) is Waiting:
             self._wire.links.listen()
         return reply
