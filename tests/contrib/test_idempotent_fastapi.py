@@ -17,6 +17,7 @@ from fastapi import (
     Header,
     HTTPException,
     Request,
+    Response,
     UploadFile,
 )
 from fastapi.responses import JSONResponse, RedirectResponse, StreamingResponse
@@ -720,7 +721,6 @@ async def test_rows_read_before_the_lock_are_read_again(shop):
 async def test_the_engine_stores_answers_for_work_in_another_database(url):
     """When the request's dependencies have ended: what was raised, or not committed, is executed again."""
     app, ran, commits = FastAPI(), Counter(), []
-    install(app, url)
     once = Depends(idempotent(caller=user, store="engine", header="X-Key"))
 
     def commit():
@@ -728,6 +728,15 @@ async def test_the_engine_stores_answers_for_work_in_another_database(url):
         commits.append(1)
         if len(commits) == 1:
             raise ZeroDivisionError
+
+    failing: list[int] = []
+
+    @app.middleware("http")
+    async def commit_late(asked: Request, call_next: Any) -> Response:
+        answer = await call_next(asked)
+        return Response(status_code=failing.pop()) if failing else answer
+
+    install(app, url)
 
     @app.post("/orders/{how}", dependencies=[once, Depends(commit)])
     def create(how: str, background: BackgroundTasks) -> Any:
@@ -760,6 +769,26 @@ async def test_the_engine_stores_answers_for_work_in_another_database(url):
         ] == "idempotency_key_reused"
     assert ran["creates"] == ran["raises"] == ran["streams"] == 2
     assert ran["rejects"] == ran["after rejects"] == 1
+    ran["tasks fail"] = 0
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    @app.post("/tasks", status_code=201, dependencies=[once])
+    def with_tasks(background: BackgroundTasks) -> int:
+        ran["tasks fail"] += 1
+        background.add_task(fail)
+        return ran["tasks fail"]
+
+    async with client_of(app) as client:
+        answers = [await client.post("/tasks", headers=headers) for _ in range(2)]
+    assert [(each.status_code, each.text) for each in answers] == [(201, "1")] * 2
+    failing.append(500)
+    headers["X-Key"] = "k2"
+    async with client_of(app) as client:
+        answers = [await client.post("/orders/creates", headers=headers) for _ in range(3)]
+    assert [each.status_code for each in answers] == [500, 201, 201]
+    assert ["idempotency-replayed" in each.headers for each in answers] == [False, False, True]
     unfit = FastAPI()
     install(unfit, "noop://")
     unfit.post("/orders", dependencies=[once])(user)

@@ -265,6 +265,9 @@ def test_the_engine_stores_answers_for_work_in_another_database(url):
 
     @app.after_request
     def check(response):
+        if ran["fails in place"] == 1:
+            ran["fails in place"] += 1
+            response.status_code = 500
         if ran["fails after"] == 1:
             ran["fails after"] += 1
             abort(500)
@@ -286,6 +289,7 @@ def test_the_engine_stores_answers_for_work_in_another_database(url):
     assert [post("raises") for _ in range(2)] == [(422, None)] * 2
     assert [post("streams") for _ in range(2)] == [(200, None)] * 2
     assert [post("fails after") for _ in range(3)] == [(500, None), (201, None), (201, "true")]
+    assert [post("fails in place") for _ in range(3)] == [(500, None), (201, None), (201, "true")]
     with pytest.raises(ZeroDivisionError):
         post("is not committed")
     assert post("is not committed") == (201, None)

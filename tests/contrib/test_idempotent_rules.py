@@ -294,6 +294,84 @@ async def test_an_engine_that_is_down(opened, caplog):
         assert len(shop.orders) == 1
 
 
+@pytest.mark.parametrize("sent_early", ["after hold_back", "as a stream", "before tasks"])
+async def test_a_response_that_was_sent_is_repeated_whatever_follows_it(url, sent_early):
+    """The application fails when its client has the response, and a retry gets the same one."""
+    orders, locks = [], AsyncLocks.from_url(url)
+    arrived = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        orders.append(1)
+        if sent_early == "before tasks":
+            asgi.request_locks().hold_back(lambda: True)
+        kind = b"text/event-stream" if sent_early == "as a stream" else b"text/plain"
+        start = {"status": 201, "headers": [(b"content-type", kind), (b"content-length", b"1")]}
+        await send({"type": "http.response.start", **start})
+        await send({"type": "http.response.body", "body": b"%d" % len(orders)})
+        await asyncio.wait_for(arrived.wait(), PATIENCE)
+        raise ZeroDivisionError
+
+    middleware = asgi.LockMiddleware(
+        app,
+        locks,
+        [{**RULE, "idempotent": ANSWERS}],
+        hold_back=0.01 if sent_early == "after hold_back" else None,
+    )
+
+    async def post() -> tuple[int, bytes]:
+        sent = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b""}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if message["type"] == "http.response.body":
+                arrived.set()
+
+        headers = [(b"idempotency-key", b"k1"), (b"content-length", b"0")]
+        scope = {"type": "http", "method": "POST", "path": "/orders", "headers": headers}
+        with suppress(ZeroDivisionError):
+            await middleware(scope, receive, send)
+        return sent[0]["status"], sent[1]["body"]
+
+    assert [await post() for _ in range(2)] == [(201, b"1")] * 2
+    await locks.close()
+
+
+async def test_an_answer_is_not_kept_if_the_key_of_the_rule_was_lost(kind, url):
+    """Its client gets 503, and so the work is not reported as done to a retry either."""
+    shop = Shop(kind, url)
+    middleware = asgi.LockMiddleware if kind == "asgi" else wsgi.LockMiddleware
+    lost = []
+
+    def lose() -> None:
+        (lease,) = [each for each in held().leases if each.key == "orders"]
+        if not lost:
+            lease._leased[0].lose("taken")
+            lost.append(lease)
+
+    held = asgi.request_locks if kind == "asgi" else wsgi.request_locks
+
+    async def losing_asgi(*exchange: Any) -> None:
+        await shop.asgi(*exchange)
+        lose()
+
+    class LosingWsgi(list[bytes]):
+        close = staticmethod(lose)
+
+    def losing_wsgi(*exchange: Any) -> Any:
+        return LosingWsgi(shop.wsgi(*exchange))
+
+    rule = {**RULE, "key": "orders", "wait": PATIENCE, "ttl": 1, "idempotent": ANSWERS}
+    app = middleware(losing_asgi if kind == "asgi" else losing_wsgi, shop.locks, [rule])
+    shop.transport = (httpx.ASGITransport if kind == "asgi" else httpx.WSGITransport)(app)
+    answers = [await shop.order() for _ in range(2)]
+    assert [each.status_code for each in answers] == [503, 201]
+    assert answers[1].text == "order 2"
+    await shop.close()
+
+
 @pytest.mark.parametrize(
     ("rule", "reason"),
     [

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from ..._platform.logs import logger
+from ...errors import LeaseLost
 from ..kit import AHEAD, ClientGone, Output, Patience, output
 from .protocol import Message, Receive, Scope, Send
 
@@ -315,6 +316,8 @@ class Outbox(Output):
     _has_length = False
     _timer: asyncio.Handle | None = None
     _letting_go: asyncio.Task[None] | None = None
+    keeping: asyncio.Task[None] | None = None
+    """Keeps the answer of a request that is executed once."""
     background: Callable[[], object] | None = None
     """Returns whether background tasks follow the response, for which it must not wait."""
     is_streaming = False
@@ -375,8 +378,12 @@ class Outbox(Output):
         if self.is_open or self.sent:
             if self._letting_go:
                 await asyncio.wait({self._letting_go})
+            is_body = message["type"] == "http.response.body"
+            if self.at_end and is_body and not message.get("more_body", False):
+                await self.keep_answer()
+                self.check()
             await self._pass_on(message)
-            if message["type"] == "http.response.body" and not self.is_streaming:
+            if is_body and not self.is_streaming:
                 self._inbox.end_stream()  # Also of a stream without any part.
             return
         self._held.append(message)
@@ -398,6 +405,11 @@ class Outbox(Output):
         if self._letting_go:
             await asyncio.shield(self._letting_go)
 
+    async def keep_answer(self) -> None:
+        """Keep the answer, whatever cancels the request meanwhile."""
+        self.keeping = self.keeping or asyncio.ensure_future(super().keep_answer())
+        await asyncio.shield(self.keeping)
+
     async def finish(self) -> None:
         """Send what was held back: the application has ended."""
         self.is_open = True
@@ -405,7 +417,7 @@ class Outbox(Output):
             self._timer.cancel()
         if self._letting_go:
             await asyncio.shield(self._letting_go)
-        elif self._held:
+        if self._held:
             held, self._held = self._held, []
             await self._send_all(held)
         self._send = _nowhere  # For the reason that ``Inbox.close`` has.
@@ -442,7 +454,17 @@ class Outbox(Output):
         if self._held:
             self.sent = True
             held, self._held = self._held, []
-            self._letting_go = asyncio.ensure_future(self._send_all(held))
+            self._letting_go = asyncio.ensure_future(self._let_go(held))
+
+    async def _let_go(self, held: list[Message]) -> None:
+        if self._complete and self.at_end:
+            await self.keep_answer()
+            try:
+                self.check()
+            except LeaseLost:  # The response to the loss takes its place.
+                self.sent, self._held = False, held
+                return
+        await self._send_all(held)
 
     def _stop_holding(self) -> None:
         self.is_open = True

@@ -208,6 +208,8 @@ class _Exchange(NamedTuple):
         try:
             with self.by_anyio or nullcontext():
                 await self.app(self.scope, self.inbox.receive, self.outbox.send)
+                if request.at_end:
+                    await self.outbox.keep_answer()
                 ended_well = True
         except BaseException as error:
             # A task group around an application that ends without a response adds an error.
@@ -238,6 +240,8 @@ class _Exchange(NamedTuple):
                 )
         finally:
             request.over = True
+            if self.outbox.keeping:
+                await asyncio.wait({self.outbox.keeping})
             if request.leases:
                 loss = await request.release()
             if not ended.done():

@@ -119,7 +119,6 @@ class LockMiddleware(RuleMiddleware[App]):
             scope=scope,
         )
         of_rules: AsyncRequestLocks = scope[SCOPE_KEY]  # The layer has put it there.
-        execution: Execution | None = None
         if spec := found.rule.once:
             assert self.texts
             await of_rules.read_ahead()
@@ -132,7 +131,7 @@ class LockMiddleware(RuleMiddleware[App]):
                 sent=_header(scope, spec.header.lower()),
                 parts=parts_of(scope.get("query_string", b""), body, content_type),
             )
-            execution = Execution(self.texts, spec, asked)
+            execution = Execution(self.texts, spec, asked, of_rules)
             if answer := await execution.begin(of_rules.hold):
                 await send_answer(send, answer.replayed)
                 return
@@ -140,8 +139,6 @@ class LockMiddleware(RuleMiddleware[App]):
         if keys:
             await of_rules.hold(keys, found.rule.lock.options)
         await self.app(scope, receive, send)
-        if execution:
-            await execution.end()
 
 
 async def _whole(receive: Receive, refuse: Callable[[int], None]) -> bytes:

@@ -117,6 +117,7 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
         self._inbox = inbox
         self._client: Inbox = within._client if within else inbox  # noqa: SLF001 - of the same class
         self._outbox = outbox if is_http else None
+        outbox.at_end = self.at_end
         self.endpoints: Final[list[asyncio.Task[Any]]] = []
         """The tasks that run an endpoint at this moment, which may be cancelled."""
 

@@ -201,7 +201,7 @@ class IdempotentDependency(IdempotencySpec):
     ) -> AsyncIterator[None]:
         """Have a request executed in the block, and its answer kept when the application has ended."""
         locks = request_locks(request.scope)
-        execution = Execution(self.texts(locks.locks), self, asked, keeps_errors=True)
+        execution = Execution(self.texts(locks.locks), self, asked, locks, keeps_errors=True)
         if found := await execution.begin(locks.hold):
             exchange.replay = Replay(found)
             raise exchange.replay
@@ -272,8 +272,6 @@ def replaying(app: App, *, of: FastAPI, used_by: Callable[[FastAPI], bool]) -> A
         scope[_EXCHANGE] = exchange = _Exchange(receive, send)
         try:
             await app(scope, exchange.receive, exchange.send)
-            if exchange.execution:
-                await exchange.execution.end()
         except Exception as error:
             if exchange.replay is None:
                 # So Starlette wraps an error that is raised when the response is complete.

@@ -113,7 +113,7 @@ def _execute_and_keep(
     view: Callable[[], Any], spec: ViewSpec, asked: Asked, held: RequestLocks
 ) -> Response:
     """Do the same as ``_execute``. The engine keeps the answer when the request has ended."""
-    execution = Execution(spec.texts(held.locks), spec, asked, keeps_errors=True)
+    execution = Execution(spec.texts(held.locks), spec, asked, held, keeps_errors=True)
 
     async def acquire(keys: Sequence[CheckedKey], options: HoldOptions) -> Lease:
         return held.hold(keys, options)
@@ -125,8 +125,6 @@ def _execute_and_keep(
     execution.start(response.status_code, response.headers.items())
     execution.add(None if streams else response.get_data())
     execution.complete()
-    # It is not closed if another one takes its place, because a function after the request has failed.
-    response.call_on_close(lambda: drive(execution.end()))
     return response
 
 

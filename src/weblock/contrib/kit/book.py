@@ -168,6 +168,8 @@ class RequestLeases(Generic[L]):
         """``around`` is the layer around this one, or the new book of an outermost layer."""
         self.leases: list[L] = []
         """Those that are released here, in the order in which they were acquired."""
+        self.at_end: Final[list[Callable[[int], Awaitable[None]]]] = []
+        """What keeps answers, before the end of the response is sent: see ``Output``."""
         self._acquired: Final[list[Acquired]] = []
         """What releases them."""
         if isinstance(around, Book):
@@ -259,7 +261,7 @@ class RequestLeases(Generic[L]):
 
     def check_done(self) -> None:
         """Raise ``LeaseLost`` if the request must not report success: see ``check_done``."""
-        check_done(self.leases)
+        check_done(tuple(self.book.keys.values()))  # Another thread may acquire meanwhile.
 
     async def release(self) -> LeaseLost | None:
         """Release everything, the last first. Return the loss, if a lease was lost before."""

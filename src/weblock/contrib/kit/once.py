@@ -7,8 +7,10 @@ A middleware takes these steps:
    none, the application is called.
 3. The application responds. ``start`` and ``add`` note the response, which waits as that of any request
    that locks.
-4. When the application has ended, so that its work was committed, ``end`` keeps the answer: only if the engine
-   says that the lease is still held. After that, the lock is released, and the response is sent.
+4. When the application has ended, so that its work was committed, the layer calls ``end``, which keeps the
+   answer: only if no lease of the request was lost, and the engine says that that of the key is still held.
+   After that, the lock is released, and the response is sent. The answer to a response that does not wait for
+   the application, such as a stream or one with background tasks, is kept before the end of it is sent.
 
 What can fail:
 
@@ -29,7 +31,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, Final, Required, Self, TypeVar
+from typing import Any, Final, Protocol, Required, Self, TypeVar
 
 from ..._adapting import KeptTexts
 from ..._api import BaseLease
@@ -173,6 +175,17 @@ class KeptAnswers:
         return drive(self._texts.forget(f"idempotency:{answer.digest}", answer.caller))
 
 
+class Held(Protocol):
+    """What a layer of a request holds: ``RequestLeases``."""
+
+    @property
+    def at_end(self) -> list[Callable[[int], Awaitable[None]]]:
+        """What is called before the end of the response is sent."""
+
+    def check_done(self) -> None:
+        """Raise ``LeaseLost`` if the request must not report success."""
+
+
 class Execution:
     """A request that is executed once.
 
@@ -180,12 +193,19 @@ class Execution:
     """
 
     def __init__(
-        self, texts: KeptTexts, spec: IdempotencySpec, asked: Asked, *, keeps_errors: bool = False
+        self,
+        texts: KeptTexts,
+        spec: IdempotencySpec,
+        asked: Asked,
+        held: Held,
+        *,
+        keeps_errors: bool = False,
     ) -> None:
         self._texts = texts
         self._keeps_errors = keeps_errors
         self._spec = spec
         self._asked = asked
+        self._held = held
         (self._key,) = spec.keys_of(asked)
         self._lease: BaseLease | None = None
         self._status = 0
@@ -211,6 +231,7 @@ class Execution:
             self._spec.is_repeated(self._texts.locks, self._asked, None, busy)
             if found.size >= self._spec.max_answers:
                 raise TooManyAnswers(self._spec.max_answers, retry_after=found.rest)
+            self._held.at_end.append(self.end)
             return None
         kept = json.loads(found.text)
         if kept.get("format") != FORMAT:
@@ -239,10 +260,15 @@ class Execution:
         """Note that the body is complete."""
         self._is_complete = True
 
-    async def end(self) -> None:
-        """Keep the answer of an application that has ended, if its response is to be kept."""
-        is_error = self._status >= HTTPStatus.BAD_REQUEST
-        if self._lease is None or not self._status or (is_error and not self._keeps_errors):
+    async def end(self, status: int) -> None:
+        """Keep the answer, once, if the response is to be kept.
+
+        ``status`` is sent. It is not that of the answer if something farther out has replaced the response,
+        for example because it failed to commit.
+        """
+        lease, self._lease = self._lease, None
+        is_error = status >= HTTPStatus.BAD_REQUEST
+        if lease is None or status != self._status or (is_error and not self._keeps_errors):
             return
         if self._is_long and not is_error and self._spec not in _reported:
             _reported.add(self._spec)
@@ -266,7 +292,8 @@ class Execution:
             "expires_at": time.time() + keep,
         }
         try:
-            await self._texts.keep(self._lease, self._asked.caller, json.dumps(kept), keep)
+            self._held.check_done()
+            await self._texts.keep(lease, self._asked.caller, json.dumps(kept), keep)
         except LeaseLost:
             pass  # The layer responds with it, when it has released.
         except EngineUnavailable as failure:

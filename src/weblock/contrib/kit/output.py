@@ -11,7 +11,7 @@ is not taken from the application: ``LeaseLost`` is raised instead. An error of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from ..._api import BaseLease
@@ -38,6 +38,9 @@ class Output:
     """The leases of the request; ``None`` while it locks nothing, and nothing is held back."""
     waited: float | None = None
     """Seconds that the request has waited for its keys."""
+    at_end: Sequence[Callable[[int], Awaitable[None]]] = ()
+    """Called with the status of a response before the end of it is sent: see ``Execution.end``."""
+    status = 0
     promises = True
     sent = False
     """Whether a part of the response has been sent."""
@@ -48,7 +51,7 @@ class Output:
 
     def begin(self, status: int, content_type: str) -> bool:
         """Take note of a response that begins; return whether it must not be held back."""
-        self.promises = status < 500
+        self.status, self.promises = status, status < 500
         self._is_event_stream = content_type.startswith("text/event-stream")
         self._size = 0
         return self._is_event_stream
@@ -59,6 +62,11 @@ class Output:
         ``seconds`` have passed since its first part.
         """
         return self._is_event_stream or self._size > LIMIT or seconds > STREAMS_AFTER
+
+    async def keep_answer(self) -> None:
+        """Keep the answer of a request that is executed once."""
+        for each in self.at_end:
+            await each(self.status)
 
     def check(self) -> None:
         """Raise ``LeaseLost`` if the response promises what might not be true."""

@@ -139,6 +139,7 @@ class Outbox(Output):
 
     def __init__(self, start_response: StartResponse, request: RequestLocks) -> None:
         self.leases = request.leases
+        self.at_end = request.at_end
         self._start_response = start_response
         self._request = request
         self._head: tuple[str, Headers, Any] | None = None
@@ -222,10 +223,11 @@ class Work:
     To the server it is the body of a response that is sent as it is made.
     """
 
-    __slots__ = ("_body", "_outbox", "_parts", "_request", "loss")
+    __slots__ = ("_body", "_is_whole", "_outbox", "_parts", "_request", "loss")
 
     def __init__(self, request: RequestLocks, outbox: Outbox) -> None:
         self._body: Iterable[bytes] | None = None
+        self._is_whole = False
         self._parts: Iterator[bytes] = iter(())
         self._request = request
         self._outbox = outbox
@@ -244,6 +246,7 @@ class Work:
             if not request.leases:
                 request.over = True  # Later, nobody would release.
             elif self._is_complete(body):
+                self._is_whole = True
                 return None
             self._outbox.open()
             goes_on = True
@@ -276,6 +279,10 @@ class Work:
         token = part_of.set(self._request.book.flow)
         try:
             part = next(self._parts)
+        except StopIteration:
+            if self._outbox.at_end:
+                drive(self._outbox.keep_answer())
+            raise
         except ClientGone as gone:
             raise _left() from gone
         finally:
@@ -300,6 +307,8 @@ class Work:
         try:
             if close := getattr(body, "close", None):
                 close()
+            if self._is_whole and self._outbox.at_end:
+                drive(self._outbox.keep_answer())
         finally:
             loss = drive(self._request.release())
         return loss

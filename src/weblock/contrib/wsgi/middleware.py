@@ -107,7 +107,7 @@ class LockMiddleware(RuleMiddleware[WSGIApplication]):
                 sent=headers_of(environ)(spec.header),
                 parts=parts_of(query_of(environ).encode(), body, environ.get("CONTENT_TYPE", "")),
             )
-            execution = Execution(self.texts, spec, asked)
+            execution = Execution(self.texts, spec, asked, of_rules)
 
             async def acquire(keys: Sequence[CheckedKey], options: HoldOptions) -> Lease:
                 return of_rules.hold(keys, options)
@@ -156,10 +156,9 @@ class _Executed:
         self._execution.complete()
 
     def close(self) -> None:
-        """Close the application's response, which may commit, and keep it."""
+        """Close the application's response, which may commit."""
         if close := getattr(self._body, "close", None):
             close()
-        drive(self._execution.end())
 
 
 def find(rules: RuleSet, environ: WSGIEnvironment, root_path: str) -> Match | None:
