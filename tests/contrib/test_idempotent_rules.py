@@ -178,6 +178,24 @@ async def test_a_form_is_its_parts_not_its_boundary(opened):
     assert len(shop.orders) == 1
 
 
+@pytest.mark.parametrize("protocol", ["HTTP/2", "HTTP/2.0", "HTTP/3"])
+async def test_a_body_without_a_length_is_a_part_of_the_request(url, protocol):
+    """No header of HTTP/2 has to say that there is one: the application gets it, and another is no retry."""
+    shop = Shop("wsgi", url)
+
+    def served(environ: Any, start_response: Any) -> Any:
+        environ |= {"SERVER_PROTOCOL": protocol, "wsgi.input_terminated": True}
+        environ.pop("CONTENT_LENGTH", None)
+        environ.pop("HTTP_CONTENT_LENGTH", None)
+        return shop.app(environ, start_response)
+
+    shop.transport = httpx.WSGITransport(served)
+    answers = [await shop.order(body) for body in (b"tea", b"milk", b"tea")]
+    assert [each.status_code for each in answers] == [201, 422, 201]
+    assert shop.orders == [b"tea"]
+    await shop.close()
+
+
 @pytest.mark.parametrize("status", [400, 409, 422, 429, 500, 503])
 async def test_an_error_is_not_kept(opened, status):
     """Whether it was raised or returned cannot be seen here, so the request is checked again."""

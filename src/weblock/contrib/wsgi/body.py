@@ -107,9 +107,12 @@ class Body:
 
 def size_of_body(environ: WSGIEnvironment) -> int | None:
     """Return the size of a request's body in bytes; ``None`` if the client does not announce it."""
-    if environ.get("wsgi.input_terminated") and environ.get("HTTP_TRANSFER_ENCODING"):
-        return None
     length = environ.get("CONTENT_LENGTH") or ""
+    # Only HTTP/1 says in its headers whether there is a body.
+    is_newer = environ.get("SERVER_PROTOCOL", "").startswith(("HTTP/2", "HTTP/3"))
+    is_unknown = environ.get("HTTP_TRANSFER_ENCODING") or (is_newer and not length)
+    if environ.get("wsgi.input_terminated") and is_unknown:
+        return None
     return int(length) if length.isdecimal() else 0
 
 
