@@ -32,7 +32,7 @@ from weblock.stores.postgresql.connections import OfThreads
 from weblock.stores.postgresql.engine import PostgreSQLEngine
 from weblock.stores.postgresql.links import AsyncioLink, BlockingLink
 from weblock.stores.postgresql.settings import parse
-from weblock.stores.postgresql.statements import DONE, PORTION
+from weblock.stores.postgresql.statements import DONE, PORTION, TEXT
 from weblock.stores.transport.listener import to_notification
 
 LONG = 60.0
@@ -131,7 +131,7 @@ class TestStatements:
                 assert lease.fence > 9000000000000000
 
     def test_rows_are_removed_as_fast_as_they_come(self, locks) -> None:
-        """Where more are left than are removed at once, the next release goes on without a pause."""
+        """Where some were removed, the next release goes on without a pause."""
         locks.acquire("old").release()
         with psycopg.connect(shared_postgres().url(), autocommit=True) as connection:
             connection.execute(
@@ -145,6 +145,22 @@ class TestStatements:
             locks.acquire("other").release()
             (count,) = rows_of(locks, "count(*)", "key NOT IN ('', 'default:old', 'default:other')")
             assert count == (left,)
+
+    def test_rows_are_removed_however_many_are_kept(self, locks) -> None:
+        """Each time, only a portion of the table is read: the next one goes on behind it."""
+        locks.acquire("old").release()
+        with psycopg.connect(shared_postgres().url(), autocommit=True) as connection:
+            connection.execute(
+                f"INSERT INTO {table_of(locks)} SELECT (jsonb_populate_record(it,"
+                f" jsonb_build_object('key', '{TEXT}' || number, 'ends', 'infinity'::float8))).*"
+                f" FROM {table_of(locks)} AS it, generate_series(1, {2 * PORTION}) AS number"
+                " WHERE it.key LIKE '%old'"
+            )
+        change(locks, "until = 1, ends = 1", "key LIKE '%old'")
+        for kept in (True, True, False):
+            locks._engine.tidy_at = 0.0  # type: ignore[attr-defined]
+            locks.acquire("other").release()
+            assert (rows_of(locks, "key", "key LIKE '%old'") != []) is kept
 
     def test_marks_whose_time_is_over_are_removed(self, locks) -> None:
         """So are rows of ``once`` that have ended, and no others."""

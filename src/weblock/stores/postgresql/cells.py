@@ -28,7 +28,7 @@ from ..transport.unfit import Unfit
 from .connections import OfLoops, OfThreads
 from .failures import LOST_RACE, Missing, as_setting, unavailable
 from .rows import KEY, READ, Reading, Row, label_of, new_version, reading_of, written
-from .statements import AFTER_TEXT, DONE, PORTION, TEXT, Statements
+from .statements import AFTER_TEXT, DONE, TEXT, Statements
 
 if TYPE_CHECKING:
     from .engine import PostgreSQLEngine
@@ -41,6 +41,9 @@ TIDIED_EVERY: Final = 60.0
 
 class RowCells(RacingCells):
     """The rows of a table, for one runtime."""
+
+    _cleaned_to = ""
+    """The last key of the portion of the table that was cleaned last."""
 
     def __init__(self, engine: PostgreSQLEngine, runtime: Runtime) -> None:
         super().__init__(runtime, engine.renewing)
@@ -218,9 +221,13 @@ class RowCells(RacingCells):
             raise failure from error
 
     async def clean(self) -> bool:
-        """Remove rows that nobody uses, and return whether there may be more of them."""
-        removed = await self._try(self._statements.clean)
-        return bool(removed) and removed[0][0] == PORTION
+        """Remove rows that nobody uses from the next portion of the table, and return whether there were any."""
+        found = await self._try(self._statements.clean, self._cleaned_to)
+        if not found:
+            return False
+        ((last, removed),) = found
+        self._cleaned_to = last or ""
+        return bool(removed)
 
 
 class RowStore(CellStore):
@@ -265,9 +272,9 @@ class RowTexts(Texts):
         return bool(await self._rows.ask(self._statements.forget_text, _name(group, key)))
 
     async def all(self, prefix: str, limit: int) -> list[tuple[str, str]]:
-        rows = await self._rows.ask(self._statements.all_texts, TEXT, AFTER_TEXT)
-        found = ((name.split(TEXT, 2)[2], text) for name, text in rows)
-        return [each for each in found if each[0].startswith(prefix)][:limit]
+        what = TEXT, AFTER_TEXT, prefix, limit
+        rows = await self._rows.ask(self._statements.all_texts, *what)
+        return [(name.split(TEXT, 2)[2], text) for name, text in rows]
 
 
 def _name(group: str, key: str) -> str:

@@ -21,7 +21,7 @@ TEXT: Final = "\x02"
 AFTER_TEXT: Final = "\x03"
 
 PORTION: Final = 1000
-"""Rows that are removed at once, at most: until that is done, they are locked."""
+"""Rows among which those that nobody uses are removed at once: until that is done, they are locked."""
 
 IDLE: Final = 60.0
 """Seconds after which a row that nobody uses may be removed."""
@@ -188,17 +188,21 @@ ON CONFLICT (key) DO UPDATE SET version = excluded.version, label = excluded.lab
 WHERE it.label <> excluded.label OR it.ends < it.since + {recovery} OR it.since > excluded.since
 """
 
+# A portion of the table after a key: to find rows in all of it takes too long where many texts are kept.
 _CLEAN: Final = """
-WITH clock AS (SELECT extract(epoch FROM clock_timestamp())::float8 AS now), idle AS (
-    SELECT lease.key FROM {table} AS lease, clock
-    WHERE lease.key <> '' AND lease.ends < now - {idle} AND lease.until < now - {idle}
-    ORDER BY lease.key LIMIT {portion} FOR UPDATE OF lease SKIP LOCKED
+WITH clock AS (SELECT extract(epoch FROM clock_timestamp())::float8 AS now), portion AS (
+    SELECT key FROM {table} WHERE key > $1 ORDER BY key LIMIT {portion}
+), idle AS (
+    SELECT lease.key FROM {table} AS lease JOIN portion ON portion.key = lease.key, clock
+    WHERE lease.ends < now - {idle} AND lease.until < now - {idle}
+    ORDER BY lease.key FOR UPDATE OF lease SKIP LOCKED
 ), removed AS (
     DELETE FROM {table} AS lease USING idle WHERE lease.key = idle.key RETURNING lease.fence
+), raised AS (
+    UPDATE {table} AS it SET fence = greatest(it.fence, (SELECT max(fence) FROM removed))
+    WHERE it.key = '' AND EXISTS (SELECT FROM removed)
 )
-UPDATE {table} AS it SET fence = greatest(it.fence, (SELECT max(fence) FROM removed))
-WHERE it.key = '' AND EXISTS (SELECT FROM removed)
-RETURNING (SELECT count(*) FROM removed)
+SELECT (SELECT max(key) FROM portion HAVING count(*) = {portion}), (SELECT count(*) FROM removed)
 """
 
 _NAMES: Final = """
@@ -242,7 +246,8 @@ RETURNING true
 _FORGET_TEXT: Final = "DELETE FROM {table} WHERE key = $1 AND ends > {now} RETURNING true"
 
 _ALL_TEXTS: Final = """
-SELECT key, rest FROM {table} WHERE key > $1 AND key < $2 AND ends > {now} ORDER BY key
+SELECT key, rest FROM {table} WHERE key > $1 AND key < $2 AND ends > {now}
+    AND starts_with(split_part(key, $1, 3), $3) ORDER BY key LIMIT $4
 """
 
 _FORMAT: Final = "SELECT rest FROM {table} WHERE key = ''"
