@@ -62,7 +62,7 @@ def test_a_text_is_kept_by_the_holder_and_found_by_all(locks, api, one, other, t
 
 @pytest.mark.promise("texts", "locks")
 def test_a_stale_holder_keeps_nothing(locks, one, other, texts, probe) -> None:
-    """The engine decides, for the holder may not know yet that its lease was taken away."""
+    """The engine decides, for the holder may not know yet that its lease was taken away. Nor is it counted."""
     stale = one.do(locks.acquire, "order", ttl=60)
     also = one.do(locks.acquire, "another order", ttl=60)
     assert probe.force_release("order")
@@ -74,6 +74,7 @@ def test_a_stale_holder_keeps_nothing(locks, one, other, texts, probe) -> None:
     with pytest.raises(LeaseLost):
         one.do(texts.keep, stale, GROUP, "stale", PATIENCE)
     assert other.do(texts.all, 9) == [("order", "newer")]
+    assert other.do(texts.find, "order", GROUP)[:2] == ("newer", 1)
 
 
 @pytest.mark.promise("texts")

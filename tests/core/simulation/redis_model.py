@@ -225,6 +225,11 @@ class RedisModel:
     def _zrem(self, key: str, member: str) -> int:
         return self._hdel(key, member)
 
+    def _zremrangebyscore(self, key: str, least: str, most: str) -> int:
+        value = self._hash(key)
+        over = [each for each, score in value.items() if float(least) <= score <= float(most)]
+        return self._hdel(key, *over)
+
     def _zcard(self, key: str) -> int:
         return len(self._hash(key))
 
@@ -253,12 +258,12 @@ _NEVER = 1 << 62
 _MEMORY = frozenset({"SET", "HSET", "HINCRBY", "ZADD"})
 """What a server refuses whose memory is full."""
 
-_CHANGING = _MEMORY | {"DEL", "HDEL", "ZREM", "PEXPIRE"}
+_CHANGING = _MEMORY | {"DEL", "HDEL", "ZREM", "ZREMRANGEBYSCORE", "PEXPIRE"}
 
 _COMMANDS = (
     *("TIME", "INFO", "PING", "PUBLISH", "DEL", "EXISTS", "SET", "PEXPIRE"),
     *("HGET", "HGETALL", "HEXISTS", "HMGET", "HSET", "HDEL", "HINCRBY"),
-    *("ZADD", "ZREM", "ZCARD", "ZRANGE", "ZRANK"),
+    *("ZADD", "ZREM", "ZREMRANGEBYSCORE", "ZCARD", "ZRANGE", "ZRANK"),
 )
 
 _METHODS = {command: f"_{command.lower()}" for command in _COMMANDS}

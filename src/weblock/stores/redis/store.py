@@ -172,8 +172,11 @@ class RedisTexts(Texts):
 
     async def keep(self, key: str, group: str, text: str, *, owner: str, seconds: float) -> bool:
         millis = str(math.ceil(seconds * 1000))
-        keeping = Call(KEEP_TEXT, *self._layout.text(key, group), (owner, millis, text))
-        kept, _ = await self._run(keeping, Call(GROUP, *self._layout.group(group), (key, millis)))
+        (kept,) = await self._run(
+            Call(KEEP_TEXT, *self._layout.text(key, group), (owner, millis, text))
+        )
+        if kept:  # Only then it is counted.
+            await self._run(Call(GROUP, *self._layout.group(group), (key, millis)))
         return bool(kept)
 
     async def forget(self, key: str, group: str) -> bool:

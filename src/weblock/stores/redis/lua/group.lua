@@ -6,13 +6,7 @@ local GROUP, key, keep = KEYS[1], ARGV[4], tonumber(ARGV[5])
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-repeat
-  local first = redis.call('ZRANGE', GROUP, 0, 0, 'WITHSCORES')
-  local over = first[2] and tonumber(first[2]) <= now
-  if over then
-    redis.call('ZREM', GROUP, first[1])
-  end
-until not over
+redis.call('ZREMRANGEBYSCORE', GROUP, '-inf', string.format('%.0f', now))
 if keep == 0 then
   redis.call('ZREM', GROUP, key)
 elseif keep then

@@ -33,6 +33,7 @@ try('ZRANK', probe, 'a')
 try('ZCARD', probe)
 try('PEXPIRE', probe, 1000)
 try('ZREM', probe, 'a')
+try('ZREMRANGEBYSCORE', probe, 0, 0)
 try('TIME')
 try('PING')
 -- Without it, a server that was emptied would not be noticed.
