@@ -12,6 +12,7 @@ The functions that each request calls are those of the classes themselves, which
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from operator import attrgetter
 from typing import Any, Final, Literal
@@ -135,7 +136,7 @@ class KeptTexts:
     async def find(self, key: str, group: str) -> Found:
         """Return the text of a key, and how many texts its group has. Raises ``EngineUnavailable``."""
         name = self.locks._name(key)
-        return await self.locks._ask("find", name, self._texts.find(name, group))
+        return await self.locks._ask("find", name, self._texts.find(name, self._group(group)))
 
     async def keep(self, lease: BaseLease, group: str, text: str, seconds: float) -> None:
         """Keep a text under the key of a lease, if the engine says that the lease is still held.
@@ -145,9 +146,10 @@ class KeptTexts:
         """
         (held,) = lease._leased
         held.check(self.locks._locker.runtime.now())
+        what, owner = (held.key, self._group(group), text), held.owner
 
         async def keep() -> bool:
-            return await self._texts.keep(held.key, group, text, owner=held.owner, seconds=seconds)
+            return await self._texts.keep(*what, owner=owner, seconds=seconds)
 
         if not await self.locks._ask("keep", held.key, self.locks._locker.insist(keep)):
             held.lose("taken")
@@ -156,13 +158,17 @@ class KeptTexts:
     async def forget(self, key: str, group: str) -> bool:
         """Remove the text of a key, and return whether there was one."""
         name = self.locks._name(key)
-        return await self.locks._ask("forget", name, self._texts.forget(name, group))
+        return await self.locks._ask("forget", name, self._texts.forget(name, self._group(group)))
 
     async def all(self, limit: int) -> Sequence[tuple[str, str]]:
         """Return the keys that have texts, and each text, at most so many."""
         start = self.locks._name("all").removesuffix("all")
         found = await self.locks._ask("list", start, self._texts.all(start, limit))
         return [(unqualified(name), text) for name, text in found]
+
+    def _group(self, group: str) -> str:
+        """Return the group as the engine knows it: that of another namespace is another one."""
+        return hashlib.sha256(self.locks._name(group).encode()).hexdigest()
 
     @property
     def _texts(self) -> Texts:

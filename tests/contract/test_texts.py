@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import PATIENCE, eventually
-from weblock import ConfigurationError, LeaseLost
+from weblock import ConfigurationError, LeaseLost, Locks
 from weblock._adapting import KeptTexts
 from weblock._runtime.blocking import drive
 
@@ -60,6 +60,19 @@ def test_a_text_is_kept_by_the_holder_and_found_by_all(locks, api, one, other, t
     assert other.do(texts.find, "order", GROUP)[:2] == (None, 1)
 
 
+@pytest.mark.promise("texts")
+def test_the_texts_of_a_namespace_are_its_own(locks, api, one, url, texts) -> None:
+    """Another application, with callers of the same names, neither finds nor counts them."""
+    lease = one.do(locks.acquire, "order")
+    one.do(texts.keep, lease, GROUP, "x", PATIENCE)
+    others = KeptTexts(api.open(url, namespace="blog"), "this test")
+    theirs = others if api.name == "asyncio" else BlockingTexts(others)
+    assert one.do(theirs.find, "order", GROUP)[:2] == (None, 0)
+    assert one.do(theirs.all, 9) == []
+    assert one.do(texts.find, "order", GROUP)[:2] == ("x", 1)
+    api.shut(others.locks)
+
+
 @pytest.mark.promise("texts", "locks")
 def test_a_stale_holder_keeps_nothing(locks, one, other, texts, probe) -> None:
     """The engine decides, for the holder may not know yet that its lease was taken away. Nor is it counted."""
@@ -86,3 +99,18 @@ def test_a_text_ends(locks, one, texts) -> None:
     assert one.do(texts.all, 9) == []
     one.do(texts.keep, lease, GROUP, "second", PATIENCE)
     assert one.do(texts.find, "order", GROUP)[:2] == ("second", 1)
+
+
+def test_memory_does_not_fill_with_texts_that_have_ended(monkeypatch) -> None:
+    """Those of all groups are removed when about as many others were kept."""
+    with Locks.from_url("memory://texts") as locks:
+        texts, engine = KeptTexts(locks, "this test"), locks._engine
+        with locks.hold("order", ttl=1000) as lease:
+            for number in range(50):
+                drive(texts.keep(lease, f"a{number}", "x", 60))
+            assert len(engine.texts) == 50
+            later = engine.now() + 61
+            monkeypatch.setattr(engine, "now", lambda: later)
+            for _ in range(50):
+                drive(texts.keep(lease, GROUP, "x", 60))
+            assert len(engine.texts) == 1
