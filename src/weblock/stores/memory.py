@@ -102,6 +102,8 @@ class _MemoryTexts(Texts):
 
     def __init__(self, engine: MemoryEngine) -> None:
         self._engine = engine
+        self._before_sweep = 0
+        """How many texts are kept before those that have ended are removed."""
 
     async def find(self, key: str, group: str) -> Found:
         kept, now = self._kept(group), self._engine.now()
@@ -112,10 +114,14 @@ class _MemoryTexts(Texts):
         texts = self._engine.texts
 
         def write() -> None:
-            for each in list(texts):
-                texts[each] = self._kept(each)
-                if not texts[each]:
-                    del texts[each]
+            self._before_sweep -= 1
+            if self._before_sweep < 0:
+                for each in list(texts):
+                    texts[each] = self._kept(each)
+                    if not texts[each]:
+                        del texts[each]
+                # As many as are left, so that each text costs about one look.
+                self._before_sweep = sum(map(len, texts.values()))
             texts.setdefault(group, {})[key] = self._engine.now() + seconds, text
 
         writing = WhileHeld(owner, write)
