@@ -93,6 +93,20 @@ async def test_a_large_body_is_limited_inside_the_lock(locks):
     await (await locks.acquire("x", wait=0)).release()
 
 
+async def test_a_large_body_is_limited_before_the_key_of_an_idempotent_rule(locks):
+    """All of it is read before the request is executed, and no part of it may take longer than the limit."""
+    idempotent = {"caller": "anonymous"}
+    rule = Rule("/items", methods=["POST"], idempotent=idempotent)
+    exchange = with_body()
+    exchange.scope["method"] = "POST"
+    exchange.scope["headers"] += [(b"idempotency-key", b"k1")]
+    exchange.says(part(bytes(AHEAD + 1)))
+    layer = LockMiddleware(reads_all, locks, [rule], body_wait=10 * TRICKLE)
+    async with asyncio.timeout(PATIENCE):
+        await exchange.served_by(layer)
+    assert exchange.status == 408
+
+
 async def test_a_steady_client_is_not_limited(locks):
     """The limit is about 64 KiB at a time, and only about the time in which the application waits."""
 

@@ -87,7 +87,8 @@ class Inbox:
         while not self._ahead:
             if self._is_over or (self.cut_off and (is_question or not self._whole)):
                 return {"type": f"{self._kind}.disconnect"}
-            if self.withholds or (self._whole and self._pending):
+            is_limited = self.withholds or (self._patience and not self._whole)
+            if is_limited or (self._whole and self._pending):
                 self._over = self._over or asyncio.get_running_loop().create_future()
                 if self.withholds and self.body_wait is not None and not self._patience:
                     self._patience = Patience(self.body_wait)
@@ -192,6 +193,8 @@ class Inbox:
             else:
                 await self._until_more(patience)
         self._is_read_ahead = True
+        if not self._arrived:  # Also where the rest is read before the key is acquired.
+            inbox._patience = patience
 
     async def until_gone(self) -> None:
         """Return when the client has disconnected, unless it first sends more than ``AHEAD``."""
