@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import threading
 import time
@@ -219,13 +220,44 @@ async def test_a_request_that_failed_is_executed_again(opened):
 
 
 async def test_a_long_answer_is_sent_and_not_kept(opened, caplog):
-    """The work is done, so its client is told; the log says once that it can be done again."""
+    """The work is done, so its client is told; the log says that it can be done again."""
     shop = opened(max_body=100)
     shop.parts = [b"x" * 50] * 2
     answers = [await shop.order() for _ in range(2)]
     assert [each.text[100:] for each in answers] == ["1", "2"]
-    (said,) = [each for each in caplog.messages if "max_body=100" in each]
+    said = [each for each in caplog.messages if "max_body=100" in each]
+    assert len(said) == 2
+    assert said[0].startswith("the answer to POST /orders was not stored")
+
+
+async def test_a_stream_that_its_client_leaves_is_not_kept(kind, opened, caplog):
+    """The log says that its request can be executed again."""
+    shop = opened()
+    shop.headers = [("Content-Type", "text/event-stream")]
+    if kind == "asgi":
+        sent = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b""}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if len(sent) == 2:
+                raise OSError
+
+        headers = [(b"idempotency-key", b"k1"), (b"x-user", b"anna"), (b"content-length", b"0")]
+        scope = {"type": "http", "method": "POST", "path": "/orders", "headers": headers}
+        with suppress(OSError):
+            await shop.app(scope, receive, send)
+    else:
+        environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/orders", "wsgi.input": io.BytesIO()}
+        environ |= {"HTTP_IDEMPOTENCY_KEY": "k1", "HTTP_X_USER": "anna"}
+        body = shop.app(environ, lambda *_: lambda _part: None)
+        assert next(iter(body)) == b"order "
+        body.close()
+    (said,) = [each for each in caplog.messages if "before it was complete" in each]
     assert said.startswith("the answer to POST /orders was not stored")
+    assert (await shop.order(b"")).text == "order 2"
 
 
 async def test_an_answer_is_kept_for_so_long(opened, url):

@@ -240,8 +240,8 @@ class _Exchange(NamedTuple):
                 )
         finally:
             request.over = True
-            if self.outbox.keeping:
-                await asyncio.wait({self.outbox.keeping})
+            if self.outbox.keeping or (request.at_end and self.outbox.sent):
+                await asyncio.wait({asyncio.ensure_future(self.outbox.keep_answer())})
             if request.leases:
                 loss = await request.release()
             if not ended.done():

@@ -63,9 +63,6 @@ FORMAT: Final = 1
 
 S = TypeVar("S", bound=IdempotencySpec)
 
-_reported: Final[set[IdempotencySpec]] = set()
-"""The specs of which it was logged that an answer is too long."""
-
 
 class Idempotent(IdempotencyOptions, total=False):
     """How the requests of a rule are executed once. ``max_body`` is 64 KiB, which is also the most."""
@@ -270,15 +267,15 @@ class Execution:
         is_error = status >= HTTPStatus.BAD_REQUEST
         if lease is None or status != self._status or (is_error and not self._keeps_errors):
             return
-        if self._is_long and not is_error and self._spec not in _reported:
-            _reported.add(self._spec)
-            logger.error(
-                "the answer to %s was not stored, so the request is executed again if it is sent again:"
-                " the answer has more than max_body=%d bytes, or is a file. Return a shorter response"
-                " [weblock.answer_not_stored]",
-                *(self._asked.request, self._spec.max_body),
-            )
         if self._is_long or not self._is_complete:
+            why = (
+                f"the answer has more than max_body={self._spec.max_body} bytes, or is a file. Return a"
+                " shorter response"
+                if self._is_long
+                else "the response ended before it was complete: its client left, or the application failed"
+            )
+            if not is_error:
+                self._report(why)
             return
         answer = self._spec.answer_of(self._status, self._headers, bytes(self._body))
         if answer is None:
@@ -297,8 +294,11 @@ class Execution:
         except LeaseLost:
             pass  # The layer responds with it, when it has released.
         except EngineUnavailable as failure:
-            logger.error(  # noqa: TRY400 - it has no traceback that helps
-                "the answer to %s was not stored, so the request is executed again if it is sent again:"
-                " %s [weblock.answer_not_stored]",
-                *(self._asked.request, failure.message),
-            )
+            self._report(failure.message)
+
+    def _report(self, why: str) -> None:
+        logger.error(
+            "the answer to %s was not stored, so the request is executed again if it is sent again:"
+            " %s [weblock.answer_not_stored]",
+            *(self._asked.request, why),
+        )

@@ -307,7 +307,7 @@ class Work:
         try:
             if close := getattr(body, "close", None):
                 close()
-            if self._is_whole and self._outbox.at_end:
+            if self._outbox.at_end and (self._is_whole or self._outbox.sent):
                 drive(self._outbox.keep_answer())
         finally:
             loss = drive(self._request.release())
