@@ -191,9 +191,9 @@ def listed(infos: Sequence[KeyInfo], *, as_json: bool) -> str:
     return table(HEADER, map(row, infos)) if infos else NOTHING
 
 
-def more_than(limit: int) -> str:
-    """Return what to warn of where just as many keys were found as were to be listed."""
-    return f"Only the first {limit} keys are shown: raise --limit."
+def more_than(limit: int, what: str = "keys") -> str:
+    """Return what to warn of where just as many were found as were to be listed."""
+    return f"Only {limit} {what} are shown, and there may be more: raise --limit."
 
 
 def shown(key: str, info: KeyInfo | None, *, as_json: bool) -> str:

@@ -33,7 +33,7 @@ def test_list_takes_a_prefix_and_a_limit(run, told, locks: Locks) -> None:
     """Only the keys that begin with the prefix are listed; where there may be more, that is said."""
     with busy(locks, "item:1", "a"), busy(locks, "item:2", "b"), busy(locks, "order", "c"):
         assert [each["key"] for each in told("list", "item:")] == ["item:1", "item:2"]
-        assert "Only the first 1 keys are shown" in run("list", "--limit", "1").stderr
+        assert "Only 1 keys are shown" in run("list", "--limit", "1").stderr
     assert run("list").stdout == "No key is held or waited for.\n"
     assert told("list") == []
 

@@ -126,6 +126,13 @@ class TestTheDependency:
             with pytest.raises(ConfigurationError, match=r"overrides\[lock\('x', wait=0\)\]"):
                 await client.post("/items")
 
+            @app.post("/others", dependencies=[Depends(lock("x"))])
+            async def create_other() -> str:
+                return "created"
+
+            assert (await client.post("/others")).status_code == 200
+            assert (await client.post("/items")).status_code == 409
+
     @pytest.mark.parametrize("value", ["a%0Ab", "%00", "{item_id}", "*", "%E2%80%A8", "%"])
     async def test_any_other_path_is_a_key(self, app, value):
         """Control characters and wildcards in a URL are encoded, and lock what they name."""

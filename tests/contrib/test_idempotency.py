@@ -114,6 +114,12 @@ def test_an_option_that_cannot_work_is_rejected_where_it_is_written(wrong):
         IdempotencySpec.written(options.pop("caller"), **options)
 
 
+def test_an_option_that_does_not_exist_is_named():
+    """With the options that there are."""
+    with pytest.raises(TypeError, match=r"no option 'keeps': did you mean 'keep'\? .* max_answers"):
+        IdempotencySpec.written(someone, keeps=7)
+
+
 def test_a_request_that_changes_nothing_is_rejected():
     """A GET is repeated anyway, and its stored answer would be outdated."""
     with pytest.raises(ConfigurationError, match="GET requests can be repeated"):

@@ -67,7 +67,7 @@ def answers_command(session: Session, key: str | None, limit: int, database: str
         text = operating.table(HEADER, rows) if rows else "No answer is stored."
         session.say(text, [each._asdict() for each in found])
     if len(found) == limit and not session.json:
-        warn(operating.more_than(limit))
+        warn(operating.more_than(limit, "answers"))
 
 
 @command("forget")
@@ -93,7 +93,8 @@ def forget_command(
                 raise No("nothing was deleted", {"forgotten": 0})
         count = sum(answers.forget(each) for each in found)
     if not count:
-        raise No(f"no answer is stored for the key {printable(key)}", {"forgotten": 0})
+        to = f" to {printable(request)}" if request else ""
+        raise No(f"no answer{to} is stored for the key {printable(key)}", {"forgotten": 0})
     session.say(f"Deleted {count} answer{'s' * (count > 1)}.", {"forgotten": count})
 
 

@@ -115,7 +115,7 @@ def test_a_key_that_cannot_stay_taken(tmp_path: Path) -> None:
     with override_settings(WEBLOCK={"default": {"URL": f"file://{tmp_path}/locks"}}):
         done, said = run(Skipping())
     assert done == "import:7"
-    assert "at_least cannot keep a key taken" in said
+    assert "at_least cannot keep a key locked there" in said
 
 
 def test_run_is_for_the_command_line() -> None:
@@ -208,17 +208,18 @@ def test_run_runs_a_command_of_django_under_a_key(tmp_path: Path) -> None:
     ran = manage("nightly", "--wait", "30")
     assert (ran.returncode, ran.stdout) == (7, "['nightly']\n"), ran.stderr
     with Locks.from_url(url, namespace="shop") as others, others.hold("nightly"):
-        ran = manage("--skip-if-busy", "nightly")
+        ran = manage("nightly", "--skip-if-busy")
         assert (ran.returncode, ran.stdout) == (0, "")
         assert "skipped" in ran.stderr
     with Locks.from_url(url, namespace="shop") as others, others.hold("nightly", limit=2):
-        ran = manage("--skip-if-busy", "--limit", "2", "nightly")
+        ran = manage("nightly", "--skip-if-busy", "--limit", "2")
         assert (ran.returncode, ran.stdout) == (7, "['nightly']\n"), ran.stderr
     with Locks.from_url(url, namespace="shop") as others, others.hold("nightly", shared=True):
-        ran = manage("--skip-if-busy", "--shared", "nightly")
+        ran = manage("nightly", "--skip-if-busy", "--shared")
         assert (ran.returncode, ran.stdout) == (7, "['nightly']\n"), ran.stderr
     assert "--kill-after" in manage("--help", command=()).stdout
-    assert "write -- between" in manage("nightly", command=["holder"]).stderr
+    for misplaced in (["nightly", "holder"], ["--", "holder"], ["--wait", "3", "--", "holder"]):
+        assert "write the key first" in manage(command=misplaced).stderr
     assert "no alias 'jobs'" in manage("nightly", "--alias", "jobs").stderr
 
 

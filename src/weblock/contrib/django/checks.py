@@ -103,7 +103,7 @@ def check_settings(**_kwargs: object) -> list[CheckMessage]:
         found = [message for alias in aliases() for message in _of_alias(alias)]
         return [*_other_names(), *found, *_mixed_guards()]
     except ConfigurationError as error:
-        return [Error(str(error), id="weblock.E001")]
+        return [Error(error.message, id="weblock.E001")]
 
 
 def check_deployment(**_kwargs: object) -> list[CheckMessage]:
@@ -228,7 +228,7 @@ def check_reads(**_kwargs: object) -> list[CheckMessage]:
     try:
         refuse_split_reads()
     except ConfigurationError as error:
-        found.append(Error(f"{error}.", id="weblock.E011"))
+        found.append(Error(f"{error.message}.", id="weblock.E011"))
     before = settings.MIDDLEWARE[: ours[-1]] if ours else settings.MIDDLEWARE
     if early := [path for path in before if path in READERS]:
         text = f"{', '.join(early)} reads rows before the lock of a view."
@@ -375,7 +375,7 @@ def _of_alias(alias: str) -> Iterator[CheckMessage]:
     try:
         _ = locks[alias].engine
     except ConfigurationError as error:
-        yield Error(str(error), id="weblock.E001")
+        yield Error(error.message, id="weblock.E001")
         return
     url = of_alias(alias).url
     databases = {_database(each) for each in ([url] if isinstance(url, str) else url or ())} - {

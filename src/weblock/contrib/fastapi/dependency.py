@@ -73,11 +73,12 @@ class LockDependency(LockSpec):  # noqa: PLW1641 - dataclass makes the hash
         """Return the lease, when it is this request's turn; ``None`` if its functions made no key."""
         scope, of_functions = connection.scope, iter(made.values())
         if overrides := getattr(scope.get("app"), "dependency_overrides", None):
+            from .routes import is_of_a_route
+
             for other, override in overrides.items():
                 alike = isinstance(other, LockDependency) and other.keys == self.keys
-                if (
-                    alike and override != self
-                ):  # FastAPI finds only an equal lock, and ignores others.
+                # FastAPI finds only an equal lock, and ignores one of no route.
+                if alike and override != self and not is_of_a_route(other, scope["app"].routes):
                     raise ConfigurationError(
                         f"dependency_overrides has {other!r}, which is not the lock of this route: write"
                         f" dependency_overrides[{self!r}]"

@@ -217,6 +217,11 @@ def locking_routes(
             yield from locking_routes(inner, [*within, routes], path, here.parameters)
 
 
+def is_of_a_route(lock: object, routes: Sequence[Any]) -> bool:
+    """Return whether one of these routes has a lock that is equal to this one."""
+    return any(lock in found.locks for found in locking_routes(routes))
+
+
 def _path_of(route: Any) -> str:
     """Return the path of a route, which one that is chosen by its host does not have."""
     return getattr(route, "path", None) or ""

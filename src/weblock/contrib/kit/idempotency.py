@@ -34,7 +34,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple, Self, TypedDict, Unpack
 from uuid import UUID
 
@@ -54,6 +54,7 @@ from ...errors import (
 )
 from ...events import Repeated
 from ...keys import CheckedKey, canonical
+from ...stores.transport.options import unknown
 from .guarding import Trouble, trouble_of
 from .spec import LockSpec, name_of
 
@@ -185,6 +186,11 @@ class IdempotencySpec(LockSpec):
                 ' such as the id of the user, or "anonymous" if all clients may share their keys: otherwise'
                 " one user could read the answer that another one got"
             )
+        own = fields(cls)[len(fields(LockSpec)) :]
+        known = {*IdempotencyOptions.__annotations__, *(each.name for each in own)}
+        for name in options:
+            if name not in known:
+                raise TypeError(unknown("option", name, known))
         more: dict[str, Any] = {
             **options,
             "keep": seconds("keep", options.get("keep", cls.keep), least=1),
@@ -360,7 +366,8 @@ def reading_answers(failures: tuple[type[Exception], ...], remedy: str) -> Itera
     except failures as error:
         if trouble_of(error) is Trouble.NO_TABLE:
             raise ConfigurationError(
-                f"the database has no table {ANSWERS}, in which idempotent() stores answers: {remedy}"
+                f"the database has no table {ANSWERS}, in which idempotent() stores answers: {remedy}",
+                code="missing_table",
             ) from error
         raise AnswersUnavailable(
             f"the database did not return the stored answer: {error}"

@@ -124,7 +124,6 @@ def watch_registry(
     """
     if sessions in _watched:
         return
-    _watched.add(sessions)
     create = sessions.registry.createfunc
 
     def created() -> Session:
@@ -136,6 +135,8 @@ def watch_registry(
     # SQLAlchemy knows a listener by the ids of its target and its function. A registry may have the id of
     # one that is gone, so each has a function of its own.
     event.listen(sessions, "before_commit", functools.partial(before_commit))
+    # Last: a request in another thread must not go on unchecked. At worst, both threads come here.
+    _watched.add(sessions)
 
 
 _watched: Final[weakref.WeakSet[scoped_session[Session]]] = weakref.WeakSet()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from sqlalchemy import Connection, MetaData, create_engine, delete, select
 from sqlalchemy.dialects import registry
@@ -50,6 +51,16 @@ class StoredAnswers:
                 f"--database has the async driver {self._engine.dialect.driver}: name another one, such as"
                 " postgresql+psycopg:// or sqlite://"
             )
+        place = self._engine.url
+        # SQLite would create a file for a name that is misspelled.
+        if (
+            place.get_backend_name() == "sqlite"
+            and place.database
+            and not Path(place.database).is_file()
+        ):
+            raise ConfigurationError(
+                f"--database names the file {place.database}, which does not exist"
+            )
 
     def all(self, limit: int, key: str | None = None) -> Sequence[Stored]:
         """Return answers that have not expired, the newest first, or those with an idempotency key."""
@@ -69,8 +80,15 @@ class StoredAnswers:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
-        with reading_answers((DBAPIError, OSError), NO_TABLE), self._engine.begin() as connection:
-            yield connection
+        with reading_answers((DBAPIError, OSError), NO_TABLE):
+            try:
+                connecting = self._engine.connect()
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"--database has an option that its driver does not know: {error}"
+                ) from error
+            with connecting as connection, connection.begin():
+                yield connection
 
     def close(self) -> None:
         """Close the connections."""

@@ -98,7 +98,8 @@ class Command(BaseCommand):
                     self._release(alias, options["key"], options)
                 case "run":
                     raise CommandError(
-                        "weblock run is for the command line: in code, use"
+                        "weblock run works on the command line, directly after weblock, as in manage.py"
+                        " weblock run KEY --settings shop.settings -- migrate; in code, use"
                         " locks[...].run(key, call_command, ...)"
                     )
         except NotReleased as no:
@@ -153,9 +154,10 @@ def _become_run(program: str, arguments: list[str]) -> None:
     """Become ``weblock run``, which runs a process for the command: options, signals and codes are its own."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     own, command = arguments[:at], arguments[at + 1 :]
-    if not command and "--help" not in own:
+    is_key_first = bool(own) and not own[0].startswith("-")
+    if not (command and is_key_first) and not {"-h", "--help"}.intersection(own):
         raise ConfigurationError(
-            "write -- between the key and the command, as in run KEY -- migrate"
+            "write the key first, then options, and -- before the command, as in run KEY --wait 30 -- migrate"
         )
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--alias", default=DEFAULT)
