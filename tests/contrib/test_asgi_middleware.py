@@ -135,7 +135,7 @@ class TestWhatPassesThrough:
 
     def test_a_middleware_without_rules_is_refused(self, locks):
         """It would lock nothing, and nobody would notice."""
-        with pytest.raises(ConfigurationError, match="would lock nothing: say what to lock"):
+        with pytest.raises(ConfigurationError, match="would lock nothing: add rules"):
             LockMiddleware(answer, locks)
 
     async def test_options_beside_ready_locks_are_refused(self, locks):
