@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,11 +116,12 @@ def test_leases_share_an_engine_that_is_too_slow_for_all_heartbeats() -> None:
     engine.keeper = Keeper(runtime, lambda _runtime: engine, lambda: None)  # type: ignore[arg-type,return-value]
     leases = []
     for number in range(10 * PORTION):
+        ttl = 10.0 if number else 1.5  # One of them is due after the others, and ends before them.
         lease = Holding(
-            *(f"shop:{number}", f"holder {number}", 7, TERMS),
-            *(10.0, True, 0.0, 1, 0.0),
+            *(f"shop:{number}", f"holder {number}", 7, replace(TERMS, ttl=ttl)),
+            *(ttl, True, 0.0, 1, 0.0),
         )
-        lease.due = 0.0
+        lease.due = 0.0 if number else 0.5
         engine.keeper.keep_holding(lease)
         leases.append(lease)
     drive(engine.keeper.run())

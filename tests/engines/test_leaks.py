@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.servers import fresh_memcached, fresh_quorum, fresh_url
+from tests.servers.ports import free_port
 from tests.servers.postgres import fresh_postgresql
 from tests.servers.zookeeper import fresh_zookeeper
+from weblock import EngineUnavailable, Locks
 
 TOP = Path(__file__).parents[2]
 
@@ -95,6 +100,30 @@ URLS: dict[str, Callable[[Path], list[str]]] = {
     "zookeeper": lambda _: [fresh_zookeeper()],
 }
 CHEAP = ("memory", "file", "redis", "memcached")
+
+
+class Thing:
+    """What a caller's frame refers to."""
+
+
+@pytest.mark.parametrize("scheme", ["redis", "memcached"])
+def test_a_failed_acquire_keeps_nothing_of_its_caller(scheme: str) -> None:
+    """No cycle of an error and a frame: a lease in a caller's frame would be renewed until the collector runs."""
+    locks, seen = Locks.from_url(f"{scheme}://127.0.0.1:{free_port()}"), []
+
+    def view() -> None:
+        thing = Thing()
+        seen.append(weakref.ref(thing))
+        locks.acquire("seat", wait=0)
+
+    gc.disable()
+    try:
+        with suppress(EngineUnavailable):
+            view()
+        assert seen[0]() is None
+    finally:
+        gc.enable()
+        locks.close()
 
 
 @pytest.mark.parametrize("what", ["keys", "loops", "dropped", "async_dropped"])

@@ -515,9 +515,11 @@ class Acquisition:
                     reply = await locker.store.acquire(self.key, self._claim, room=self._room)
                 except BaseException as failure:
                     self._in_doubt = True
+                    # Raised here: a frame that raises what it was given keeps all frames below alive.
                     if not isinstance(failure, EngineUnavailable):
                         raise
-                    await self._endure(failure, sent)
+                    if not await self._endure(failure, sent):
+                        raise
                     continue
                 self._pause, self._failing_since = FIRST_PAUSE, None
                 if observers.heeds_answers:
@@ -556,8 +558,8 @@ class Acquisition:
         finally:
             self._report(failure)
 
-    async def _endure(self, failure: EngineUnavailable, sent: float) -> None:
-        """Pause after a request of ``sent`` that has failed; raise its failure if there is no time for that."""
+    async def _endure(self, failure: EngineUnavailable, sent: float) -> bool:
+        """Pause after a request of ``sent`` that has failed. Return whether there was time for that."""
         locker, terms, pause, longest = self._locker, self._terms, self._pause, INFINITE
         if isinstance(failure, EngineRecovering):
             locker.health.recovers(failure)
@@ -567,19 +569,20 @@ class Acquisition:
             self._failing_since = sent if self._failing_since is None else self._failing_since
             known_for, now = locker.health.failed(sent), self._runtime.now()
             if not self._place and pause == FIRST_PAUSE and known_for - (now - sent) >= DOWN:
-                raise failure
+                return False
             # A section that runs in any case does not wait for an engine that is known to be down.
             failing_for = max(now - self._failing_since, known_for if terms.fail_open else 0.0)
             # The ttl of a lease that is not renewed is the time of its work, not of an outage.
             longest = (max(terms.ttl, OUTAGE) if terms.renew else OUTAGE) - failing_for
         if pause >= min(self._patience(), longest):
-            raise failure
+            return False
         if self._caller:
             await self._caller.prepare_to_wait()
         # Any message of the mailbox is repeated by the answer to the next question.
         seconds = pause * (0.5 + self._runtime.jitter() / 2)
         await locker.pause(seconds, self._mailbox.heard, self._caller)
         self._pause = min(LONGEST_PAUSE, 2 * pause)
+        return True
 
     async def _queue(self, waiting: Waiting, anchor: Anchor) -> Waiter:
         """Have the keeper keep the caller's place in the queue."""
@@ -605,10 +608,8 @@ class Acquisition:
         locker.keeper.keep(place)
         if locker.over:
             raise locker.closed_error()
-        if waiting.recovering:
-            failure = self._recovery(waiting, rest)
-            if failure.retry_after > self._patience():
-                raise failure
+        if waiting.recovering and self._recovery(waiting, rest).retry_after > self._patience():
+            raise self._recovery(waiting, rest)
         if caller:
             await caller.prepare_to_wait()
         return place

@@ -311,12 +311,14 @@ class Keeper:
     async def _beat(self, store: Store) -> None:
         """Send the heartbeats that are due, up to ``PORTION``: the rest is still due afterwards.
 
-        Leases come first, because most places last longer, and of either kind the one that has been due
-        for longest. So where an engine is too slow for all of them, each is renewed later, but in time.
+        Leases come first, because most places last longer, and of them the one that ends first. So where an
+        engine is too slow for all of them, each is renewed later, but in time.
         """
         now = self._runtime.now()
         due = [each for each in list(self._kept.values()) if each.due <= now + each.slack]
-        due.sort(key=lambda each: (not isinstance(each, Holding), each.due))
+        due.sort(
+            key=lambda each: (0, each.deadline) if isinstance(each, Holding) else (1, each.due)
+        )
         beating: list[tuple[Kept, Pulse]] = []
         for each in due:
             if isinstance(each, Waiter) and each.deaf:

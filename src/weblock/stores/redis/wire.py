@@ -110,8 +110,7 @@ class Wire:
                 # The connection may have been closed before it was used again.
                 closed = link and type(error) is exceptions.ConnectionError
                 if not (closed and call.script in _REPEATABLE):
-                    failure = self._judged(error)
-                    raise failure from failure.__cause__
+                    raise self._judged(error)  # noqa: B904 - it has its cause
             else:
                 if not isinstance(reply, Exception):
                     return reply
@@ -119,10 +118,10 @@ class Wire:
                 if permits:
                     links.free.put(None)
         # It may have to be loaded, sent elsewhere, or copied to replicas.
-        (outcome,) = await self.run_all([call])
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        outcomes = await self.run_all([call])
+        if isinstance(outcomes[0], Exception):
+            raise outcomes.pop()  # It refers to this frame, which must not refer to it.
+        return outcomes[0]
 
     async def run_all(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run scripts side by side, and return the answer of each, or its ``EngineUnavailable``."""
