@@ -87,4 +87,5 @@ def test_an_error_that_explains_another_has_one_code(tmp_path: Path) -> None:
     engine = open_engine(f"file://{tmp_path}/locks?allow_container=true")
     with pytest.raises(errors.EngineUnavailable) as caught:
         engine.fail(errors.ConfigurationError("its directory is gone", code="lock_directory"))
+    engine.close()
     assert str(caught.value).endswith("its directory is gone [weblock.engine_unavailable]")

@@ -209,7 +209,7 @@ def _sockets() -> set[str]:
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # That of the directory itself.
             names.add(str(each.readlink()))
-    return {name for name in names if name.startswith("socket:") or name.endswith(".pipe")}
+    return {name for name in names if name.startswith("socket:") or name.endswith(".bell")}
 
 
 def sections(url: str, folder: str, flows: str, rounds: str) -> None:

@@ -190,7 +190,7 @@ def test_a_template_names_places() -> None:
     )
     with pytest.raises(InvalidKey, match="needs '2'"):
         KeyTemplate.parse("{2}").for_call_of(function)((7,), {})
-    with pytest.raises(ConfigurationError, match="needs '1', which is no parameter"):
+    with pytest.raises(ConfigurationError, match="needs '1', which is not a parameter"):
         KeyTemplate.parse("{1}").for_call_of(lambda item, *, flag=False: None)
     with pytest.raises(ConfigurationError, match=r"have names, not places: .* like \{item_id\}"):
         KeyTemplate.parse("item:{0}").in_request()

@@ -332,7 +332,7 @@ def test_a_container_with_another_boot_is_rejected(
         there.open()
     here.resume()
     here.run("lease.extend(0); locks.acquire('b').release()")
-    assert len([*folder.glob("*.pipe")]) == 1
+    assert len([*folder.glob("*.bell")]) == 1
     here.kill()
     assert there.open().run("locks.acquire('k', wait=0).fence") > fence
     with pytest.raises(Failed, match="another container of this machine uses"):

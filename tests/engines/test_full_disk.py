@@ -83,7 +83,7 @@ async def test_on_a_full_disk_a_queue_that_outgrows_its_room_refuses_and_goes_on
             except LeaseLost:  # On a machine too slow to confirm it in time.
                 return "served"
             except EngineUnavailable as full:
-                return str(full)[-24:]
+                return full.message[-24:]
 
         waiting = [asyncio.create_task(one()) for _ in range(300)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -139,7 +139,7 @@ def test_a_directory_that_cannot_be_made_again_makes_the_engine_unavailable(
         locks.acquire("k", wait=PATIENCE, ttl=PATIENCE).release()
 
 
-@pytest.mark.parametrize("name", ["*.pipe", "weblock"])
+@pytest.mark.parametrize("name", ["*.bell", "weblock"])
 def test_a_cleaner_that_removes_pipes_or_marker_only_makes_it_slower(
     folder: Path, name: str, child: Callable[..., Child]
 ) -> None:
@@ -177,11 +177,11 @@ def test_the_pipes_of_the_dead_are_their_proof_and_go_when_they_are_old(
     victim.kill()
     child().open()  # It tidies up.
     assert bystander.run("locks.acquire('k', wait=0).fence") > 0
-    (dead,) = [each for each in folder.glob("*.pipe") if not each.stat().st_atime]
+    (dead,) = [each for each in folder.glob("*.bell") if not each.stat().st_atime]
     os.utime(dead, (0, 1))
-    before = set(folder.glob("*.pipe"))
+    before = set(folder.glob("*.bell"))
     child().open()
-    assert len(before - set(folder.glob("*.pipe"))) == 1
+    assert len(before - set(folder.glob("*.bell"))) == 1
 
 
 async def test_the_loop_goes_on_while_the_directory_is_lost_again_and_again(

@@ -37,7 +37,7 @@ class Rows:
         self._clock = clock
         self._store: Any = engine.connect(BlockingRuntime())
         self._cells: Any = self._store._cells
-        self._mailboxes = self._store._mailboxes = LocalNotifier(Switchboard())
+        self._notifier = self._store._notifier = LocalNotifier(Switchboard())
         self._links, self._cells._links = self._cells._links, self
         self.in_turn = self._links.in_turn
 
@@ -47,7 +47,7 @@ class Rows:
         return rows
 
     def acquire(self, claim: Claim, room: int) -> Answer:
-        self._mailboxes.process = (
+        self._notifier.process = (
             claim.process
         )  # One store stands for the callers of several processes.
         return drive(self._store.acquire(self._key, claim, room=room)).answer

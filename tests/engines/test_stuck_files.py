@@ -66,7 +66,7 @@ async def test_a_process_stopped_inside_a_record_file_blocks_only_the_keys_in_it
         for task in waiting:
             message = task.result()
             assert f"a process has been inside {record}" in message
-            assert "may be stopped (SIGSTOP, a debugger): find it with lslocks" in message
+            assert "might be stopped (SIGSTOP, a debugger): find it with lslocks" in message
         assert sections > 5
         held.check()
         stopped.resume()

@@ -95,7 +95,7 @@ def test_a_line_that_no_weblock_writes_is_dropped(
     assert engine.home
     engine.home.processes.watch(OWNER, [engine.process], first=False)  # It starts the thread.
     engine.switchboard.mailboxes[OWNER] = recorder = Recorder()
-    (pipe,) = folder.glob(f"{engine.process}.*.pipe")
+    (pipe,) = folder.glob(f"{engine.process}.*.bell")
     with pipe.open("wb", buffering=0) as stranger:
         stranger.write(garbage)
     theirs = FileEngine(str(folder))

@@ -215,7 +215,7 @@ def on_files(folder: Path, workers: Workers) -> Strikes:
         folder.rename(moved)
 
     def remove_sockets() -> None:
-        for each in folder.glob("*.pipe"):
+        for each in folder.glob("*.bell"):
             each.unlink(missing_ok=True)
 
     def keep_locked(lasting: float) -> None:

@@ -103,6 +103,7 @@ def test_the_engine_of_one_machine_names_the_others(given: str) -> None:
         "weblock.errors.ConfigurationError: file://, the default engine, needs the file locks and"
         " named pipes of Linux, which Python does not have on this machine"
         f" ({sys.platform}): use redis://host for several processes, or memory:// for one"
+        " [weblock.invalid_setting]"
     )
 
 

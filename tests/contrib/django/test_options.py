@@ -380,14 +380,14 @@ async def test_the_lease_has_a_type(serve: Any) -> None:
     @lock("items")
     def view(request: HttpRequest) -> HttpResponse:
         assert lease_of(request) is request.weblock  # type: ignore[attr-defined]
-        with pytest.raises(ConfigurationError, match="take lease_of"):
+        with pytest.raises(ConfigurationError, match=": use lease_of"):
             async_lease_of(request)
         return HttpResponse(lease_of(request).key)
 
     @lock("items")
     async def async_view(request: HttpRequest) -> HttpResponse:
         await async_lease_of(request).extend(1)
-        with pytest.raises(ConfigurationError, match="take async_lease_of"):
+        with pytest.raises(ConfigurationError, match="use async_lease_of"):
             lease_of(request)
         return HttpResponse(async_lease_of(request).key)
 

@@ -166,7 +166,9 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 async def send_answer(send: Send, answer: Answer) -> None:
     """Send a kept answer."""
-    headers = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in answer.headers]
+    headers = [
+        (name.encode("latin-1"), text.encode("latin-1")) for name, text in list(answer.headers)
+    ]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
 

@@ -129,7 +129,7 @@ def lacks_descriptors(error: BaseException) -> bool:
 
 def is_pipe(name: str) -> bool:
     """Return whether a file in the directory is the pipe of a process, by its name."""
-    return ".pipe" in name
+    return ".bell" in name
 
 
 def _open_private(path: str) -> int:

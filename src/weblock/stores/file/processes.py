@@ -275,4 +275,4 @@ class Processes:
                     )
 
     def _name_of(self, process: str) -> str:
-        return f"{process}.{self._directory.boot}.pipe"
+        return f"{process}.{self._directory.boot}.bell"

@@ -242,7 +242,7 @@ def of_server(seen: Seen, settings: Settings) -> Iterator[Finding]:
     """Yield what one server has told of itself."""
     facts, recovery = seen.facts, settings.recovery.seconds
     yield from fitness(facts, settings)
-    yield from seen.lacks or [Finding("rights", "It runs all commands that weblock sends.")]
+    yield from seen.lacks or [Finding("rights", "It allows SCAN, HELLO and SUBSCRIBE.")]
 
     replicas, wanted = int(facts.get("connected_slaves", 0)), settings.min_replicas
     text = f"It is a primary with {several(replicas, 'replica')}"
