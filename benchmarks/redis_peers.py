@@ -302,7 +302,7 @@ def _hot_findings(waiters: int, work: float, contests: dict[Peer, _Contest]) -> 
 
 
 def _hot_goals(peer: Peer, waiters: int, work: float, contests: dict[Peer, _Contest]) -> list[Goal]:
-    """What a API of ours is held to."""
+    """What an API of ours is held to."""
     mine = contests[peer]
     goals = []
     if waiters == 64:

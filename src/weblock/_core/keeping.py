@@ -13,7 +13,8 @@ that computes for a long time, therefore cannot delay a renewal.
 
 Callers change what is kept from any thread, and from finalizers, which may run in the middle of any
 line. So there is no mutex: each change is one operation on a dictionary, and the loop reads copies. A
-change that must not wait until the loop wakes up by itself puts a message into its mailbox afterwards, so none is missed.
+change that must not wait until the loop wakes up by itself puts a message into its mailbox afterwards.
+So none is missed.
 """
 
 from __future__ import annotations

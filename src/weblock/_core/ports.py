@@ -248,7 +248,7 @@ class Switchboard:
 
     def __init__(self) -> None:
         self.mailboxes: dict[str, Mailbox] = {}
-        """An acquisition adds its mailbox before it asks the engine, and disconnects it at its end."""
+        """An acquisition adds its mailbox before it asks the engine, and removes it at its end."""
 
     def disconnect(self, owner: str) -> None:
         self.mailboxes.pop(owner, None)

@@ -14,7 +14,7 @@ from . import clock
 
 
 class AsyncioMailbox:
-    """A queue whose listener is a task of one loop, and whose ringers are anywhere."""
+    """A queue whose listener is a task of one loop, and whose senders are anywhere."""
 
     __slots__ = ("_listener", "_loop", "_messages")
 
