@@ -57,7 +57,8 @@ def test_sqlalchemy_has_no_event_before_a_session_takes_a_connection():
             steps.append("get_bind")
             return super().get_bind(*given, **options)
 
-    sessions = scoped_session(sessionmaker(create_engine("sqlite://"), class_=Asking))
+    engine = create_engine("sqlite://")
+    sessions = scoped_session(sessionmaker(engine, class_=Asking))
     names = [
         name for name in vars(SessionEvents) if not name.startswith("_") and name != "dispatch"
     ]
@@ -69,6 +70,7 @@ def test_sqlalchemy_has_no_event_before_a_session_takes_a_connection():
     session.connection()
     assert steps == ["get_bind", "after_transaction_create", "after_begin"]
     sessions.remove()
+    engine.dispose()
 
 
 def test_celery_has_no_signal_for_a_task_that_it_registers():
