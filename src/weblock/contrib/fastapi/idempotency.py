@@ -84,15 +84,14 @@ def idempotent(
         )
     if store == "engine":
         options = {"max_body": LONGEST, **options}
-    for name, given in (
-        ("caller", caller),
-        *((("session", session),) if store == "database" else ()),
-    ):
-        function: object = given
+    functions: dict[str, object] = {"caller": caller}
+    if store == "database":
+        functions["session"] = session
+    for name, function in functions.items():
         if isinstance(function, params.Depends) or not (callable(function) or name == "caller"):
             raise TypeError(
                 f"idempotent({name}=...) takes the function of a dependency, not called and without Depends,"
-                f" and was given {shown(given)}: write idempotent(caller=current_user, session=get_session)"
+                f" and was given {shown(function)}: write idempotent(caller=current_user, session=get_session)"
             )
     spec = IdempotentDependency.written(caller, session=session, **options)  # type: ignore[call-arg]
     return spec if session else for_engine(spec)

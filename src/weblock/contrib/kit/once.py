@@ -8,9 +8,9 @@ A middleware takes these steps:
 3. The application responds. ``start`` and ``add`` note the response, which waits as that of any request
    that locks.
 4. When the application has ended, so that its work was committed, the layer calls ``end``, which keeps the
-   answer: only if no lease of the request was lost, and the engine says that that of the key is still held.
-   After that, the lock is released, and the response is sent. The answer to a response that does not wait for
-   the application, such as a stream or one with background tasks, is kept before the end of it is sent.
+   answer if no lease of the request was lost and the engine still knows the lease of the key. After that, the
+   lock is released, and the response is sent. Some responses do not wait for the application, such as streams
+   and those with background tasks. Their answers are kept before their ends are sent.
 
 What can fail:
 

@@ -130,9 +130,7 @@ class RedisStore(Store):
         async for names in self._wire.scan(self._layout.pattern(prefix)):
             keys = [key for name in names if (key := self._layout.key_in(name))]
             calls = [Call(LOOK, *self._layout.of_key(key)) for key in keys]
-            for key, outcome in zip(keys, await self._wire.run_all(calls), strict=True):
-                if isinstance(outcome, Exception):
-                    raise outcome
+            for key, outcome in zip(keys, await self._wire.run_each(calls), strict=True):
                 if not look_of(outcome).state.blank:  # Else it only remembers a fence.
                     found[key] = None
             if len(found) >= limit:
@@ -167,21 +165,22 @@ class RedisTexts(Texts):
 
     async def find(self, key: str, group: str) -> Found:
         finding = Call(FIND_TEXT, *self._layout.text(key, group))
-        text, (count, rest) = await self._run(finding, Call(GROUP, *self._layout.group(group)))
+        counting = Call(GROUP, *self._layout.group(group))
+        text, (count, rest) = await self._wire.run_each([finding, counting])
         return Found(text.decode() if text else None, count, rest / 1000)
 
     async def keep(self, key: str, group: str, text: str, *, owner: str, seconds: float) -> bool:
         millis = str(math.ceil(seconds * 1000))
-        (kept,) = await self._run(
-            Call(KEEP_TEXT, *self._layout.text(key, group), (owner, millis, text))
-        )
+        keeping = Call(KEEP_TEXT, *self._layout.text(key, group), (owner, millis, text))
+        kept = await self._wire.run(keeping)
         if kept:  # Only then it is counted.
-            await self._run(Call(GROUP, *self._layout.group(group), (key, millis)))
+            await self._wire.run(Call(GROUP, *self._layout.group(group), (key, millis)))
         return bool(kept)
 
     async def forget(self, key: str, group: str) -> bool:
         forgetting = Call(KEEP_TEXT, *self._layout.text(key, group))
-        found, _ = await self._run(forgetting, Call(GROUP, *self._layout.group(group), (key, "0")))
+        uncounting = Call(GROUP, *self._layout.group(group), (key, "0"))
+        found, _ = await self._wire.run_each([forgetting, uncounting])
         return bool(found)
 
     async def all(self, prefix: str, limit: int) -> list[tuple[str, str]]:
@@ -189,17 +188,9 @@ class RedisTexts(Texts):
         async for names in self._wire.scan(self._layout.pattern(prefix, "text:*")):
             parts = [each for name in names if (each := self._layout.key_in(name, "text"))]
             places = [(key, group) for group, _, key in (each.partition(":") for each in parts)]
-            texts = await self._run(
-                *(Call(FIND_TEXT, *self._layout.text(*each)) for each in places)
-            )
+            calls = [Call(FIND_TEXT, *self._layout.text(*each)) for each in places]
+            texts = await self._wire.run_each(calls)
             found |= {each: text.decode() for each, text in zip(places, texts, strict=True) if text}
             if len(found) >= limit:
                 break
         return [(key, text) for (key, _), text in found.items()][:limit]
-
-    async def _run(self, *calls: Call) -> list[Any]:
-        outcomes = await self._wire.run_all(calls)
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
-        return outcomes

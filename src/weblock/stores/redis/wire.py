@@ -118,10 +118,16 @@ class Wire:
                 if permits:
                     links.free.put(None)
         # It may have to be loaded, sent elsewhere, or copied to replicas.
-        outcomes = await self.run_all([call])
-        if isinstance(outcomes[0], Exception):
-            raise outcomes.pop()  # It refers to this frame, which must not refer to it.
-        return outcomes[0]
+        (reply,) = await self.run_each([call])
+        return reply
+
+    async def run_each(self, calls: Sequence[Call]) -> list[Outcome]:
+        """Run scripts side by side, and return the answer of each. Raises ``EngineUnavailable``."""
+        outcomes = await self.run_all(calls)
+        for index in range(len(outcomes)):
+            if isinstance(outcomes[index], Exception):
+                raise outcomes.pop(index)  # It refers to this frame, which must not refer to it.
+        return outcomes
 
     async def run_all(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run scripts side by side, and return the answer of each, or its ``EngineUnavailable``."""
