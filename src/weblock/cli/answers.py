@@ -15,9 +15,8 @@ from .._platform.logs import printable
 from .._requirements import require
 from ..contrib.kit.idempotency import Stored
 from ..contrib.kit.once import SEARCHED, KeptAnswers
-from .app import No, Session, command, pass_session
+from .app import No, Session, command, console, pass_session, table, warn
 from .keys import _is_terminal
-from .output import console, table, warn
 
 if TYPE_CHECKING:
     from ..contrib.sqlalchemy.answers import StoredAnswers

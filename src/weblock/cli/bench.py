@@ -7,8 +7,6 @@ import secrets
 import statistics
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +15,6 @@ import click
 
 from .. import Locks, WeblockError
 from .app import Session, command, pass_session
-from .output import bar
 
 
 @command("bench")
@@ -47,15 +44,10 @@ def bench_command(session: Session, seconds: float, threads: int) -> None:
     }
     lines = [
         engine,
-        "",
-        *acquired.drawn("Acquire a free key"),
-        *released.drawn("Release it"),
-        *handed_over.drawn("Hand it over, from the release to the next holder"),
+        acquired.told("Acquire a free key"),
+        released.told("Release it"),
+        handed_over.told("Hand it over, from the release to the next holder"),
         f"Fairness: {jain:.0%} (Jain's index) of {threads} threads that want one key",
-        *(
-            f"  thread {n:<4} {count:>6}  {bar(count / (max(counts) or 1))}"
-            for n, count in enumerate(counts, 1)
-        ),
     ]
     session.say("\n".join(lines), facts)
 
@@ -81,16 +73,10 @@ class Times:
         median, p99 = round(self.median, 7), round(self.p99, 7)
         return {"count": len(self.all), "median": median, "p99": p99}
 
-    def drawn(self, what: str) -> Iterator[str]:
-        """Return the lines of a histogram: how many were shorter than 1, 2, 4, ... microseconds."""
-        counts = Counter(math.ceil(math.log2(max(each, 1e-6) / 1e-6)) for each in self.all)
-        yield (
-            f"{what}: {millis(self.median)} (median), {millis(self.p99)} (p99), {len(self.all)} times"
-        )
-        for bucket in range(min(counts), max(counts) + 1):
-            count, drawn = counts[bucket], bar(counts[bucket] / max(counts.values()))
-            yield f"  < {millis(2.0**bucket * 1e-6):<9} {count:>6}  {drawn}".rstrip()
-        yield ""
+    def told(self, what: str) -> str:
+        """Return the line for people."""
+        times = f"{millis(self.median)} (median), {millis(self.p99)} (p99)"
+        return f"{what}: {times}, {len(self.all)} times"
 
 
 def millis(seconds: float) -> str:

@@ -14,8 +14,7 @@ from .. import ConfigurationError
 from .._platform.logs import printable
 from ..contrib.kit.listing import Asked, Locked
 from ..contrib.kit.middleware import layers_of
-from .app import No, Session, command, pass_session
-from .output import say
+from .app import No, Session, command, pass_session, say
 
 
 @command("check")

@@ -15,9 +15,8 @@ from .._platform.logs import printable
 from .._requirements import require
 from ..stores.findings import Finding, Level, problem, warning
 from . import Code
-from .app import Session, command, pass_session
+from .app import Session, command, pass_session, say
 from .bench import hand_offs, millis, new_key
-from .output import say
 
 SLOW: Final = 0.1
 """Seconds of a round trip from which locks are slower than the work that most of them guard."""

@@ -10,8 +10,7 @@ import click
 from .. import operating
 from .._platform.logs import printable
 from . import Code
-from .app import No, Session, command, pass_session
-from .output import console, say, table, warn
+from .app import No, Session, command, console, pass_session, say, table, warn
 
 
 @command("list")

@@ -13,8 +13,7 @@ import click
 
 from ..contrib.asgi.protocol import App, Receive, Scope, Send
 from ..contrib.status import StatusPage
-from .app import Session, command, pass_session
-from .output import warn
+from .app import Session, command, pass_session, warn
 
 
 @command("status")

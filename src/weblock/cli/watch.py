@@ -18,8 +18,7 @@ from rich.text import Text
 
 from .. import EngineUnavailable, KeyInfo, Locks, operating
 from .._platform.logs import printable
-from .app import Session, command, pass_session
-from .output import console, say, sparkline, table
+from .app import Session, command, console, pass_session, say, sparkline, table
 
 WIDTH: Final = 30
 """How many updates a sparkline shows."""
