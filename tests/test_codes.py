@@ -1,4 +1,4 @@
-"""Each error and warning ends with a code, which troubleshooting explains under a heading of that name."""
+"""Each error and warning ends with a code, and each finding of the doctor has one: troubleshooting explains them."""
 
 from __future__ import annotations
 
@@ -47,6 +47,16 @@ def test_each_code_has_a_heading_and_each_heading_its_code() -> None:
     classes = [each for each in vars(errors).values() if isinstance(each, type)]
     own = [each for each in classes if issubclass(each, errors.WeblockError)]
     assert [each for each in own if each.code == "error"] == [errors.WeblockError]
+
+
+def test_each_finding_of_the_doctor_has_a_row() -> None:
+    """The table of findings has the codes of all warnings and problems of the engines, and no others."""
+    found = re.compile(r'(?:\b(?:warning|problem|unfit|share)|\))\(\s*"([a-z_]+)",')
+    sources = [TOP / "src/weblock/cli/doctor.py", *TOP.glob("src/weblock/stores/**/*.py")]
+    table = PAGE.partition("### What `weblock doctor` finds")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    codes = {code for path in sources for code in found.findall(path.read_text())}
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(codes)
 
 
 @pytest.mark.parametrize(

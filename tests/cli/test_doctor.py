@@ -58,7 +58,7 @@ WELL = {
 
 def found(facts: dict[str, str], url: str = "redis://x") -> dict[str, Finding]:
     seen = Seen(Address("x", 1), WELL | facts, 0.001, 0.0, (0, True))
-    return {each.subject: each for each in of_server(seen, parse(url))}
+    return {each.code: each for each in of_server(seen, parse(url))}
 
 
 def test_a_server_that_is_well_has_no_remedies() -> None:
@@ -67,7 +67,7 @@ def test_a_server_that_is_well_has_no_remedies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "url", "subject", "level", "said"),
+    ("facts", "url", "code", "level", "said"),
     [
         ({"redis_version": "6.0.9"}, "redis://x", "version", "problem", "Redis 6.0.9"),
         ({"role": "slave"}, "redis://x", "role", "problem", "replica"),
@@ -94,9 +94,9 @@ def test_a_server_that_is_well_has_no_remedies() -> None:
         ({"maxclients": "3"}, "redis://x", "connections", "warning", "3 of 3"),
     ],
 )
-def test_what_is_wrong_has_a_remedy(facts, url, subject, level, said) -> None:
+def test_what_is_wrong_has_a_remedy(facts, url, code, level, said) -> None:
     """What would break locks on a Redis server is found, with what to do about it."""
-    finding = found(facts, url)[subject]
+    finding = found(facts, url)[code]
     assert finding.level == level
     assert said in finding.text
     assert finding.remedy
@@ -180,13 +180,13 @@ def test_clocks_are_compared(ahead: float, level: Level) -> None:
 
 
 def findings(told, *arguments: str) -> dict[str, dict[str, Any]]:
-    return {each["subject"]: each for each in told("doctor", *arguments)["findings"]}
+    return {each["code"]: each for each in told("doctor", *arguments)["findings"]}
 
 
 def test_a_slow_engine_is_warned_of(monkeypatch, told) -> None:
     """An engine that takes long to answer is a warning, with what to do."""
     monkeypatch.setattr(doctor, "SLOW", 0.0)
-    found = findings(told, "--url", "memory://")["round trip"]
+    found = findings(told, "--url", "memory://")["round_trip"]
     assert (found["level"], found["remedy"]) == (
         "warning",
         "Run the server closer to the application.",
@@ -213,13 +213,13 @@ def test_a_real_server_is_examined(run, told) -> None:
     url = fresh_url()
     shared().command("SET", ":1:a-key-of-a-cache", "value", "EX", 600)
     report = findings(told, "--url", url)
-    assert {"version", "replicas", "eviction", "memory", "clock", "round trip"} <= set(report)
-    wrong = {subject for subject, each in report.items() if each["level"] != "ok"}
+    assert {"version", "replicas", "eviction", "memory", "clock", "round_trip"} <= set(report)
+    wrong = {code for code, each in report.items() if each["level"] != "ok"}
     assert wrong == {"persistence", "database"}  # The former, for the URL has recovery=off.
     assert "cache.clear() of Django" in report["database"]["text"]
     done = run("doctor", "--url", url)
     assert done.exit_code == 0
-    assert "  ok       hand-off     A waiter has the key " in done.stdout
+    assert "  ok       hand_off     A waiter has the key " in done.stdout
     assert "secret" not in done.output
 
 
@@ -231,7 +231,7 @@ def test_each_server_of_a_quorum_is_examined(run, told) -> None:
         return [part for each in urls for part in ("--url", each)]
 
     report = told("doctor", *arguments([*fresh_quorum(2, timeout=PATIENCE), nobody[0]]))
-    found = {(each["subject"], each["where"]): each for each in report["findings"]}
+    found = {(each["code"], each["where"]): each for each in report["findings"]}
     assert found["reachable", "127.0.0.1:1"]["level"] == "warning"
     assert found["majority", ""]["text"] == "2 of 3 servers answer, and 2 are needed."
     assert found["locking", ""]["level"] == "ok"
@@ -267,7 +267,7 @@ def test_what_a_failover_does_depends_on_recovery(recovery: str, said: str) -> N
 def test_memcached_that_is_unfit_is_told_why() -> None:
     """A memcached that may evict is examined all the same: the finding says what is wrong, and the remedy."""
     with Memcached() as server:
-        found = {each.subject: each for each in open_engine(server.url()).diagnose()}
+        found = {each.code: each for each in open_engine(server.url()).diagnose()}
     finding = found["eviction"]
     assert finding.level is Level.PROBLEM
     assert finding.text == "It might evict leases when its memory is full."
@@ -304,7 +304,7 @@ POSTGRESQL: Final = {
 
 
 @pytest.mark.parametrize(
-    ("facts", "options", "subject", "level", "said"),
+    ("facts", "options", "code", "level", "said"),
     [
         ({"unlogged": True}, "", "unlogged", Level.PROBLEM, "SET LOGGED"),
         ({}, "", "persistence", Level.OK, "before it answers"),
@@ -319,12 +319,12 @@ POSTGRESQL: Final = {
     ],
 )
 def test_what_a_crash_and_a_promotion_cost_on_postgresql(
-    *, facts, options, subject, level, said
+    *, facts, options, code, level, said
 ) -> None:
     """It depends on ``synchronous_commit``, ``synchronous_standby_names`` and ``recovery``."""
     settings = postgresql_settings(f"postgresql://x/db{options}")
     found = of_postgresql.of_a_loss(POSTGRESQL | facts, settings)
-    (finding,) = (each for each in found if each.subject == subject)
+    (finding,) = (each for each in found if each.code == code)
     assert finding.level is level
     assert said in finding.text + finding.remedy
 
@@ -350,7 +350,7 @@ def test_too_few_descriptors_are_warned_of(monkeypatch) -> None:
     full = SimpleNamespace(f_bavail=1, f_frsize=4096)
     monkeypatch.setattr(of_directories.os, "statvfs", lambda _path: full)
     found = of_directories.findings("/", "file:///", alone=True)
-    report = {each.subject: each for each in found}
+    report = {each.code: each for each in found}
     assert "ulimit -n" in report["descriptors"].remedy
     assert "4.0 KiB are free" in report["space"].text
 

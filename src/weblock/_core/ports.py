@@ -276,7 +276,7 @@ class Level(enum.StrEnum):
 class Finding(NamedTuple):
     """One fact, in a plain sentence; one that is not ``OK`` has a remedy."""
 
-    subject: str
+    code: str
     text: str
     level: Level = Level.OK
     remedy: str = ""

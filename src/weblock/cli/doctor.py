@@ -54,6 +54,7 @@ _SCOPES: Final = {
 def doctor_command(session: Session, *, check: bool, ttl: float) -> None:
     """Examines the engine, and reports what is wrong with it and what to do.
 
+    The second column is the code of a finding, by which the page on troubleshooting explains it.
     Exits with 69 if it does not answer. With --check, exits with 1 if there is a problem; a warning is not a problem.
     """
     with session.locks() as locks:
@@ -72,7 +73,7 @@ def doctor_command(session: Session, *, check: bool, ttl: float) -> None:
                 where = each.where
                 say(printable(where or "all"))
             level = click.style(f"{each.level:<8}", fg=_COLOURS[each.level])
-            say(f"  {level} {each.subject:<12} {printable(each.text)}")
+            say(f"  {level} {each.code:<12} {printable(each.text)}")
             if each.remedy:
                 say(f"{'':24}{printable(each.remedy)}")
     if any(map(_is_fatal, findings)):
@@ -104,7 +105,7 @@ def _found(locks: Locks, ttl: float, *, measure: bool) -> Iterator[Finding]:
 
 def _is_fatal(finding: Finding) -> bool:
     """Return whether the engine, or a part of it that nothing replaces, does not answer."""
-    return finding.subject == "reachable" and finding.level is Level.PROBLEM
+    return finding.code == "reachable" and finding.level is Level.PROBLEM
 
 
 def _tried(locks: Locks, *, measure: bool) -> Iterator[Finding]:
@@ -112,15 +113,15 @@ def _tried(locks: Locks, *, measure: bool) -> Iterator[Finding]:
     try:
         trip = statistics.median(locks.ping() for _ in range(20))
         text = f"An answer takes {millis(trip)} (median of 20)."
-        slow = warning("round trip", text, "Run the server closer to the application.")
-        yield Finding("round trip", text) if trip < SLOW else slow
+        slow = warning("round_trip", text, "Run the server closer to the application.")
+        yield Finding("round_trip", text) if trip < SLOW else slow
         locks.acquire(new_key(), wait=0).release()
         if locks.scope == "none":
             return
         yield Finding("locking", "A key was acquired and released.")
         if measure:
             handed_over = millis(hand_offs(locks, 0.5, most=20).median)
-            yield Finding("hand-off", f"A waiter has the key {handed_over} after its release.")
+            yield Finding("hand_off", f"A waiter has the key {handed_over} after its release.")
     except (EngineRecovering, LockTimeout) as error:
         left = error.retry_after or 0.0
         yield warning(

@@ -27,20 +27,20 @@ FULL: Final = 0.9
 """The share of its memory or its connections from which a server counts as nearly full."""
 
 
-def warning(subject: str, text: str, remedy: str) -> Finding:
+def warning(code: str, text: str, remedy: str) -> Finding:
     """Return a finding that an operator should know."""
-    return Finding(subject, text, Level.WARNING, remedy)
+    return Finding(code, text, Level.WARNING, remedy)
 
 
-def problem(subject: str, text: str, remedy: str) -> Finding:
+def problem(code: str, text: str, remedy: str) -> Finding:
     """Return a finding that an operator has to act on."""
-    return Finding(subject, text, Level.PROBLEM, remedy)
+    return Finding(code, text, Level.PROBLEM, remedy)
 
 
-def unfit(subject: str, reason: str, remedy: str) -> Finding:
+def unfit(code: str, reason: str, remedy: str) -> Finding:
     """Return a problem that an error's reason tells, as ``what is wrong: what to do``, or ``remedy``."""
     text, _, own_remedy = reason.partition(": ")
-    return problem(subject, sentence(text), sentence(own_remedy or remedy))
+    return problem(code, sentence(text), sentence(own_remedy or remedy))
 
 
 def unreachable(error: BaseException, reason: str, where: str = "") -> Finding:
@@ -53,9 +53,9 @@ def unreachable(error: BaseException, reason: str, where: str = "") -> Finding:
     return found._replace(where=where)
 
 
-def share(subject: str, text: str, used: float, most: float, remedy: str) -> Finding:
+def share(code: str, text: str, used: float, most: float, remedy: str) -> Finding:
     """Return a finding that is a warning if nearly all is used of what there is at ``most``."""
-    return warning(subject, text, remedy) if used > FULL * most > 0 else Finding(subject, text)
+    return warning(code, text, remedy) if used > FULL * most > 0 else Finding(code, text)
 
 
 def refuse(findings: Iterable[Finding]) -> None:
