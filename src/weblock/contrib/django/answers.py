@@ -85,7 +85,7 @@ async def answer_for_refusal(
 
 def _settings(lock: ViewLock | None) -> settings.AliasSettings | None:
     alias = lock.alias if lock else DEFAULT
-    return settings.of_alias(alias) if alias in settings.aliases() else None
+    return settings.current()[alias] if alias in settings.aliases() else None
 
 
 def _making(

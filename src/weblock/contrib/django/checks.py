@@ -27,7 +27,7 @@ from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, TABLE, GuardKind
 from .answers import locked_operations
 from .database import guarded_databases, refuse_split_reads
 from .middleware import LockMiddleware
-from .settings import AliasSettings, aliases, locks, of_alias
+from .settings import AliasSettings, aliases, current, locks
 from .view_lock import (
     DEFAULT,
     MARK_OF_DECORATOR,
@@ -263,7 +263,7 @@ def check_guarded_locks(**_kwargs: object) -> list[CheckMessage]:
     shared = {
         what
         for alias, what, guard, options in _described_locks()
-        if of_alias(alias).guard.asked_by(guard) and terms_of(locks[alias], options).limit > 1
+        if current()[alias].guard.asked_by(guard) and terms_of(locks[alias], options).limit > 1
     }
     return [
         Error(
@@ -316,7 +316,7 @@ def _listed(what: str, lock: ViewLock | None) -> Locked:
         return Locked(f"{what}, exempt")
     if lock.alias not in _readable_aliases():
         return Locked(what, lock.keys, lock.said)
-    guard = DATABASE_GUARD if of_alias(lock.alias).guard.asked_by(lock.guard) else LEASE_GUARD
+    guard = DATABASE_GUARD if current()[lock.alias].guard.asked_by(lock.guard) else LEASE_GUARD
     by_middleware = any(map(_is_ours, settings.MIDDLEWARE))
     order = "after the middleware" if by_middleware else "after the decorators above @lock"
     return Locked(what, lock.keys, lock.said, locks[lock.alias], guard, order)
@@ -326,7 +326,7 @@ def _guarded_aliases() -> Iterator[AliasSettings]:
     """Return the aliases with locks that databases guard: all of them, or those that say so."""
     named = {alias for alias, _, guard, _ in _described_locks() if guard == DATABASE_GUARD}
     for alias in _readable_aliases():
-        found = of_alias(alias)
+        found = current()[alias]
         if found.guard.always or alias in named:
             yield found
 
@@ -338,7 +338,7 @@ def _described_locks() -> Iterator[tuple[str, str, GuardKind | None, HoldOptions
         if lock.alias in known:
             yield lock.alias, f"@lock on {routed.dotted}", lock.guard, lock.options
     for alias in known:
-        for rule in of_alias(alias).rules or ():
+        for rule in current()[alias].rules or ():
             if rule.lock:
                 yield alias, rule.label, rule.lock.guard, rule.lock.options
 
@@ -349,7 +349,7 @@ def _mixed_guards() -> Iterator[CheckMessage]:
     for found in _guarded_aliases():
         alias = found.alias
         first = by_namespace.setdefault(found.options.get("namespace"), alias)
-        if of_alias(first).url != found.url:
+        if current()[first].url != found.url:
             text = f"WEBLOCK[{first!r}] and WEBLOCK[{alias!r}] have two engines, but one namespace and a"
             yield Error(
                 f"{text} GUARD: their fences would share one row.",
@@ -377,7 +377,7 @@ def _of_alias(alias: str) -> Iterator[CheckMessage]:
     except ConfigurationError as error:
         yield Error(error.message, id="weblock.E001")
         return
-    url = of_alias(alias).url
+    url = current()[alias].url
     databases = {_database(each) for each in ([url] if isinstance(url, str) else url or ())} - {
         None
     }
@@ -436,13 +436,13 @@ def _some(names: set[str]) -> str:
 def _readable_aliases() -> tuple[str, ...]:
     """Return the aliases; none if ``check_settings`` reports an error."""
     try:
-        return tuple(of_alias(alias).alias for alias in aliases())
+        return tuple(current()[alias].alias for alias in aliases())
     except ConfigurationError:
         return ()
 
 
 def _readable_rules() -> list[Rules]:
-    found = (of_alias(alias).rules for alias in _readable_aliases())
+    found = (current()[alias].rules for alias in _readable_aliases())
     return [rules for rules in found if rules]
 
 

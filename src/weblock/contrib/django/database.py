@@ -85,17 +85,21 @@ def open_transaction() -> str | None:
     return None
 
 
+def is_inside_transaction(_acquired: Event) -> bool:
+    """Return whether a lock is acquired inside a transaction, such as by ``hold`` in a view."""
+    return not _ends_with_transaction.get() and open_transaction() is not None
+
+
 def warn_of_transaction(acquired: Event) -> None:
-    """Warn that a lock was acquired inside a transaction, such as by ``hold`` in a view."""
+    """Warn that a lock was acquired inside a transaction."""
     assert isinstance(acquired, Acquired)
-    if not _ends_with_transaction.get() and (alias := open_transaction()):
-        logger.warning(
-            "the lock of %.200r is acquired inside a transaction on the database %r. If it is"
-            " released before the COMMIT, the next holder does not see what is written: put atomic()"
-            " inside the lock, or acquire it with hold_until_commit [weblock.inside_transaction]",
-            acquired.key,
-            alias,
-        )
+    logger.warning(
+        "the lock of %.200r is acquired inside a transaction on the database %r. If it is"
+        " released before the COMMIT, the next holder does not see what is written: put atomic()"
+        " inside the lock, or acquire it with hold_until_commit [weblock.inside_transaction]",
+        acquired.key,
+        open_transaction(),
+    )
 
 
 # Locks that end with a transaction.
@@ -219,7 +223,8 @@ def prepare_connections(request: HttpRequest) -> None:
             code="inside_transaction",
         )
     for connection in connections.all(initialized_only=True):
-        watch(connection)
+        if _execute not in connection.execute_wrappers:  # It was opened before this was imported.
+            watch(connection)
 
 
 def give_back_connections() -> None:

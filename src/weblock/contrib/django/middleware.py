@@ -62,7 +62,7 @@ class _Layer:
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self._get_response = get_response
         # What cannot work is refused when the server starts. No engine is connected to yet.
-        settings.rules()
+        settings.current().rules  # noqa: B018 - reads them
         refuse_split_reads()
         for alias in self._leases.locks_by_alias:
             self._leases.locks_by_alias[alias]
@@ -151,7 +151,7 @@ class _TaskLayer(_Layer):
 def _wanted(view: View, request: HttpRequest) -> tuple[ViewLock, ...]:
     """Return the locks that the rules of the settings and the view's decorators want."""
     marked = locks_of(view, request.method)
-    if not (every := settings.rules()):
+    if not (every := settings.current().rules):
         return marked
     ruled = (rules.find(request) for rules in every)
     return (*(lock for lock in ruled if lock), *marked)
@@ -294,13 +294,14 @@ async def _serve(
             ' functions hold their locks with locks["default"].hold'
         )
     wanted, run = together[0], partial(view, *args, **kwargs)
-    if wanted.methods and request.method not in wanted.methods:
+    if wanted.methods and not wanted.takes(request.method):
         response = run()
         return await response if kind is TaskLeases and inspect.isawaitable(response) else response
     outer = locks_of_request(request)
-    if outer and outer.has(wanted):
+    if outer and wanted in outer.by_lock:
         return await _work(kind, outer, wanted, run)
     held = outer or kind(request)
+    together = tuple(each for each in together if each.takes(request.method))
     match = request.resolver_match
     # The parts of the URL as the view gets them: a framework may have converted them.
     values = {**(match.kwargs if match else {}), **kwargs}

@@ -13,7 +13,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Final, Unpack
@@ -55,7 +54,7 @@ from .database import (
     prepare_connections,
 )
 from .internals import close_together, stands_for
-from .settings import GuardSettings, async_locks, locks, of_alias
+from .settings import GuardSettings, async_locks, current, locks
 from .view_lock import DEFAULT, Call, ViewLock, in_task, in_thread
 
 
@@ -84,7 +83,10 @@ class ViewLeases(RequestLeases[BaseLease]):
         current: Any = checked_at_commit.get()
         self._outer: ViewLeases | None = None if current is None or current.over else current
         self._shown: tuple[ViewLock, bool] | None = None
-        self._by_lock: dict[ViewLock, tuple[CheckedKey, ...]] = {}
+        self._taken: dict[ViewLock, BaseLease] = {}
+        """The lease of each lock all of whose keys were acquired at once."""
+        self.by_lock: dict[ViewLock, tuple[CheckedKey, ...]] = {}
+        """The keys of each lock that was acquired."""
         self.has_committed = False
         """Whether a COMMIT of this request has succeeded."""
         self.written_to: Final[set[Any]] = set()
@@ -108,10 +110,6 @@ class ViewLeases(RequestLeases[BaseLease]):
         self.check_done()
         self._proven.add(lock)
 
-    def has(self, lock: ViewLock) -> bool:
-        """Return whether this lock has been acquired."""
-        return lock in self._by_lock
-
     def lock_behind(self, error: Exception) -> ViewLock | None:
         """Return the lock that says how ``error`` is answered.
 
@@ -122,9 +120,9 @@ class ViewLeases(RequestLeases[BaseLease]):
         if self._refused and self._refused[1]() is error:
             return self._refused[0]
         key = getattr(error, "key", None)
-        inner_first = list(self._by_lock)[::-1]
+        inner_first = list(self.by_lock)[::-1]
         for lock in inner_first:
-            if key in self._by_lock[lock]:
+            if key in self.by_lock[lock]:
                 return lock
         return replace(inner_first[0], busy_view=None) if inner_first else None
 
@@ -136,9 +134,11 @@ class ViewLeases(RequestLeases[BaseLease]):
         if (lock, to_task) == self._shown:
             return
         self._shown = lock, to_task
-        its_locks: BaseLocks = async_locks[lock.alias] if to_task else locks[lock.alias]
-        keys = self._by_lock[lock]
-        self.request.weblock = self.lease_of(its_locks, keys) if keys else None  # type: ignore[attr-defined]
+        keys, lease = self.by_lock[lock], self._taken.get(lock)
+        if keys and (lease is None or isinstance(lease, AsyncLease) != to_task):
+            its_locks: BaseLocks = async_locks[lock.alias] if to_task else locks[lock.alias]
+            lease = self.lease_of(its_locks, keys)
+        self.request.weblock = lease  # type: ignore[attr-defined]
 
     def answered(self, response: Any, loss: LeaseLost | None) -> Any:
         """Return the response, or another one if the lock was lost before it was made."""
@@ -147,7 +147,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         )  # Else it is an inner function's own affair.
         if loss and not (is_whole and response.status_code >= 500):  # Such a one promises nothing.
             # Whether all work under the request's locks is done; a rule's never is.
-            if not self._by_lock.keys() <= self._proven:
+            if not self.by_lock.keys() <= self._proven:
                 instead = answer(self.request, loss, self.lock_behind(loss))
                 if is_whole:
                     close_together(instead, response)
@@ -172,11 +172,6 @@ class ViewLeases(RequestLeases[BaseLease]):
         """Return why a view failed: ``StaleFence``, if the database refused it for being stale."""
         return self.guard.reason_of(error) if self.guard else error
 
-    async def release(self) -> LeaseLost | None:
-        """Release everything. Return the loss, if a lease was lost before."""
-        self.guard = None
-        return await super().release()
-
     async def take_all(
         self,
         of: Sequence[ViewLock],
@@ -189,18 +184,21 @@ class ViewLeases(RequestLeases[BaseLease]):
         ``given`` besides. Raises what ``Locks`` raises, ``ConfigurationError`` inside a transaction, and
         ``PermissionDenied`` if a row is gone.
         """
-        call, locks_by_alias, had = self.call, self.locks_by_alias, len(self.leases)
+        call, read, had = self.call, current(), len(self.leases)
         wanted: dict[ViewLock, tuple[CheckedKey, ...]] = {}
+        each_of: list[tuple[ViewLock, BaseLocks, Sequence[CheckedKey]]] = []
         try:
             for lock in of:
-                wanted[lock] = await lock.keys_of(self.request, values, call)
-            if any(wanted.values()):
-                await call(prepare_connections, self.request)
-                if not self.book.keys:
-                    await call(_read_body, self.request, of_alias(of[0].alias).body_wait)
-            each_of = [(lock, locks_by_alias[lock.alias], keys) for lock, keys in wanted.items()]
-            self._refuse_keys_of_outer(each_of)
-            for lock, its_locks, missing in self.book.in_turn(each_of):
+                keys = wanted[lock] = await lock.keys_of(self.request, values, call)
+                if keys:
+                    each_of.append((lock, self.locks_by_alias[lock.alias], keys))
+            if each_of:
+                body_wait = None if self.book.keys else read[of[0].alias].body_wait
+                await call(_prepare, self.request, body_wait)
+            if self._outer:
+                self._refuse_keys_of_outer(each_of)
+            is_first = len(each_of) == 1 and not self.book.keys
+            for lock, its_locks, missing in each_of if is_first else self.book.in_turn(each_of):
                 if self._unwanted:
                     raise asyncio.CancelledError
                 self._waiting = True
@@ -208,19 +206,21 @@ class ViewLeases(RequestLeases[BaseLease]):
                 hears = isinstance(around, AsyncRequestLocks) and around.loop is running_loop()
                 try:  # Django hears, while the request waits, that its client has left.
                     with around.telling() if hears else nullcontext():
-                        await self.take(
+                        lease = await self.take(
                             its_locks, missing, lock.options, partial(call, give_back_connections)
                         )
                 finally:
                     self._waiting = False
+                if len(missing) == len(wanted[lock]):
+                    self._taken[lock] = lease
         except WeblockError as error:
             self._refused = lock, ref(error)
             raise
-        for lock, its_locks, keys in each_of:  # Also of keys that were held already, unguarded.
-            settings = of_alias(lock.alias).guard
-            if keys and settings.asked_by(lock.guard):
-                self._guard(self.lease_of(its_locks, keys), lock, settings)
-        self._by_lock.update(wanted)
+        for lock, its_locks, _ in each_of:  # Also of keys that were held already, unguarded.
+            settings = read[lock.alias].guard
+            if settings.asked_by(lock.guard):
+                self._guard(self.lease_of(its_locks, wanted[lock]), lock, settings)
+        self.by_lock.update(wanted)
         self.book.check()  # Some may have been lost while we waited for others.
         if self.guard:
             await call(self.guard.write)
@@ -256,16 +256,13 @@ class ThreadLeases(ViewLeases):
     def run(self, work: Callable[[], Any]) -> Any:
         """Run ``work``, which may acquire, and release when it has ended, however it ended."""
         loss = None
-        mine: list[tuple[ContextVar[Any], object]] = [
-            (part_of, self.book.flow),
-            (checked_at_commit, self),
-        ]
-        tokens = [(variable, variable.set(value)) for variable, value in mine]
+        part, checked = part_of.set(self.book.flow), checked_at_commit.set(self)
         try:
             response = work()
         finally:
-            for variable, token in reversed(tokens):
-                variable.reset(token)
+            checked_at_commit.reset(checked)
+            part_of.reset(part)
+            self.guard = None
             loss = drive(self.release())
         return self.answered(response, loss)
 
@@ -303,6 +300,7 @@ class TaskLeases(ViewLeases):
             try:
                 response = await work()
             finally:
+                self.guard = None
                 loss = await self.release()
             if loss:  # The answer may be a page, which may use the database.
                 return await sync_to_async(self.answered)(response, loss)
@@ -312,11 +310,12 @@ class TaskLeases(ViewLeases):
                 ended.set_result(None)
 
 
-def _read_body(request: HttpRequest, body_wait: float | None) -> None:
-    """Read a body that Django keeps in memory, before a key is acquired: see ``kit.input``.
+def _prepare(request: HttpRequest, body_wait: float | None) -> None:
+    """Prepare the connections, and read a body that Django keeps in memory: see ``kit.input``.
 
     Under ASGI, Django has read it already. The view reads a larger body, or the rest of one that was begun.
     """
+    prepare_connections(request)
     if body_wait is None or not isinstance(request, WSGIRequest):
         return
     size, most = size_of_body(request.META), django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
@@ -444,7 +443,7 @@ def hold_until_commit(
         LockTimeout: The keys were not free within ``wait`` seconds.
         EngineUnavailable: The engine did not answer.
     """
-    if of_alias(alias).guard.always:
+    if current()[alias].guard.always:
         raise ConfigurationError(
             f"WEBLOCK[{alias!r}] has GUARD, whose fences are committed before the transaction begins:"
             " hold_until_commit needs another alias without it, or use request_locks() before the"

@@ -31,7 +31,7 @@ from ...stores.url import DEFAULT as EMBEDDED
 from ...sync import Locks
 from ..kit import BODY_WAIT, seconds_or_none
 from ..kit.guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
-from .database import warn_of_transaction
+from .database import is_inside_transaction, warn_of_transaction
 from .signals import announcing
 from .view_lock import DEFAULT, Rules
 
@@ -115,42 +115,36 @@ def engines_in(database: str) -> list[str]:
     ]
 
 
-def of_alias(alias: str) -> AliasSettings:
-    """Return the settings of an alias. Raises ``ConfigurationError`` if missing or invalid."""
-    read = _current()
-    found = read.aliases.get(alias)
-    if found is None:
-        found = read.aliases[alias] = _of_alias(alias)
-    return found
+class Read(dict[str, AliasSettings]):
+    """The settings of each alias as they were read, until a test overrides them.
 
-
-def rules() -> tuple[Rules, ...]:
-    """Return the rules of all aliases. Raises ``ConfigurationError`` if they are invalid."""
-    return _current().rules
-
-
-class _Read:
-    """The settings as they were read, until a test overrides them."""
+    Raises ``ConfigurationError`` for an alias that is missing or invalid.
+    """
 
     def __init__(self, weblock: object) -> None:
+        super().__init__()
         self.weblock = weblock
-        self.aliases: dict[str, AliasSettings] = {}
+
+    def __missing__(self, alias: str) -> AliasSettings:
+        found = self[alias] = _of_alias(alias)
+        return found
 
     @cached_property
     def rules(self) -> tuple[Rules, ...]:
-        found = (of_alias(alias).rules for alias in _setting())
+        """The rules of all aliases."""
+        found = (self[alias].rules for alias in _setting())
         return tuple(rules for rules in found if rules)
 
 
-_last_read = _Read(None)
+_last_read = Read(None)
 
 
-def _current() -> _Read:
+def current() -> Read:
     """Return what was read last, if it still holds: each override has an object of its own."""
     global _last_read  # noqa: PLW0603 - settings are global, and so is what was read of them
     weblock, read = getattr(django_settings, "WEBLOCK", None), _last_read
     if weblock is not read.weblock:
-        read = _last_read = _Read(weblock)
+        read = _last_read = Read(weblock)
     return read
 
 
@@ -322,7 +316,7 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
 
     def __getitem__(self, alias: str) -> L:
         """Return the locks of an alias; raise ``ConfigurationError`` if it is unknown or invalid."""
-        given = of_alias(alias)
+        given = current()[alias]
         if (found := self._made.get(given.identity)) is not None:
             return found
         if getpid() != process.pid:
@@ -335,7 +329,10 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
             try:
                 observers = [*as_observers(own), announcing(self._api, given.alias)]
                 if issubclass(self._api, Locks):  # Tasks have no transactions of Django's.
-                    observers.append(Observer(warn_of_transaction, only=[Acquired], immediate=True))
+                    inside = is_inside_transaction
+                    observers.append(
+                        Observer(warn_of_transaction, only=[Acquired], when=inside, immediate=True)
+                    )
                 options["observers"] = observers
                 made = self._made[given.identity] = self._api.from_url(given.url, **options)
             except ConfigurationError as error:
@@ -361,7 +358,7 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
     def close_alias(self, alias: str) -> None:
         """Close the locks of an alias. They are created anew when they are needed."""
         with self._guard.lock:
-            made = self._made.pop(of_alias(alias).identity, None)
+            made = self._made.pop(current()[alias].identity, None)
         if made is not None:
             close(made)
 
@@ -375,7 +372,7 @@ def _follow_test_database(*, connection: Any, **_signal: object) -> None:
 
     It drops and creates databases on a connection to none; in between, they have other names.
     """
-    global _last_read  # noqa: PLW0603 - as in _current
+    global _last_read  # noqa: PLW0603 - as in current
     if connection.alias != NO_DB_ALIAS:
         return
     for alias, given in _setting().items():
@@ -388,7 +385,7 @@ def _follow_test_database(*, connection: Any, **_signal: object) -> None:
             ):
                 locks.close_alias(alias)
                 async_locks.close_alias(alias)
-    _last_read = _Read(None)
+    _last_read = Read(None)
 
 
 connection_created.connect(_follow_test_database, dispatch_uid="weblock.settings")

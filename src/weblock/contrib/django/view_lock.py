@@ -65,17 +65,19 @@ class ViewLock(LockSpec):
     """``guard=None`` is what this alias's ``GUARD`` says."""
     busy_view: BusyView[Any] | None = None
 
+    def takes(self, method: str | None) -> bool:
+        """Return whether requests by this method lock; ``None`` is any."""
+        return not (self.methods and method) or method.upper() in self.methods
+
     async def keys_of(
         self, request: HttpRequest, values: Mapping[str, object], call: Call
     ) -> tuple[CheckedKey, ...]:
-        """Return the keys of a request; none for a method that it does not take.
+        """Return the keys of a request.
 
         ``values`` are the view's arguments from the URL.
 
         Raises ``ConfigurationError`` for a part of the URL that it lacks.
         """
-        if self.methods and request.method not in self.methods:
-            return ()
         match = request.resolver_match
         if "object_id" in values and match and (admin := getattr(match.func, "model_admin", None)):
             pk = await call(_pk_of_admin, request, admin, str(values["object_id"]))
@@ -94,7 +96,7 @@ class ViewLock(LockSpec):
                 query=request.META.get("QUERY_STRING", ""),
                 headers=lambda name: [headers[name]] if name in headers else [],
             )
-            for name, source in template.in_request().items():
+            for name, source in template.sources.items():
                 if source.kind == "path" and name not in found:
                     there = ", ".join(map(repr, values)) or "nothing"
                     raise ConfigurationError(
@@ -184,13 +186,14 @@ def locks_of(view: Callable[..., Any], method: str | None) -> tuple[ViewLock, ..
     if not inspect.isroutine(called[-1]):
         called.append(type(called[-1]).__call__)
     for each in called:
-        found.update(dict.fromkeys(marks_of(each)))
+        marks = marks_of(each)
         if cls := class_of(each):
             name = _handler(cls, getattr(each, "actions", None), (method or "get").lower())
-            found.update(dict.fromkeys(_marks_of_methods(cls, name)))
-    return tuple(
-        each for each in found if not (each.methods and method) or method.upper() in each.methods
-    )
+            marks += _marks_of_methods(cls, name)
+        for lock in marks:
+            if not lock.methods or lock.takes(method):
+                found[lock] = None
+    return tuple(found)
 
 
 def class_of(view: object) -> type | None:

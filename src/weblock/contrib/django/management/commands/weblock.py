@@ -165,7 +165,7 @@ def _become_run(program: str, arguments: list[str]) -> None:
         parser.add_argument(option)
     known, own = parser.parse_known_args(own)
     found = locks[known.alias]  # The checks of its options are made, too.
-    url = settings.of_alias(known.alias).url
+    url = settings.current()[known.alias].url
     if command:
         is_module = Path(program).name == "__main__.py"
         own += ["--", sys.executable, *(["-m", "django"] if is_module else [program]), *command]
