@@ -11,7 +11,7 @@ from tests.servers.postgres import shared_postgres
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks
 from weblock.contrib.fastapi import install
-from weblock.contrib.kit.guarding import sql
+from weblock.contrib.kit import sql
 
 from .shop import RecordingLocks, Shop
 

@@ -388,7 +388,7 @@ async def test_a_stream_breaks_off(locks, media_type):
 
 async def test_a_stream_that_is_held_back_breaks_off(app, monkeypatch):
     """A stream whose lease is lost before its first part has left is cut when that leaves."""
-    monkeypatch.setattr("weblock.contrib.kit.output.STREAMS_AFTER", 0.05)
+    monkeypatch.setattr("weblock.contrib.kit.bodies.STREAMS_AFTER", 0.05)
 
     async def parts(lease):
         yield b"first"

@@ -360,7 +360,7 @@ class TestLongResponses:
         self, locks, monkeypatch
     ):
         """No timer that becomes due while a session keeps the loop from turning sends the 201."""
-        monkeypatch.setattr("weblock.contrib.kit.output.STREAMS_AFTER", 0.0)
+        monkeypatch.setattr("weblock.contrib.kit.bodies.STREAMS_AFTER", 0.0)
         app = FastAPI()
         install(app, locks)
 

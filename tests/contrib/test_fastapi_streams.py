@@ -109,7 +109,7 @@ async def test_a_lost_lease_breaks_it_off(locks, kind, world):
 @pytest.mark.parametrize("headers", [{}, {"content-length": "2"}], ids=["endless", "of 2 bytes"])
 async def test_what_is_made_is_sent_while_the_rest_is_late(locks, monkeypatch, headers):
     """A slow download begins before it is complete, whether or not it says how long it is."""
-    monkeypatch.setattr("weblock.contrib.kit.output.STREAMS_AFTER", 0.0)
+    monkeypatch.setattr("weblock.contrib.kit.bodies.STREAMS_AFTER", 0.0)
     app, goes_on = FastAPI(), asyncio.Event()
     install(app, locks)
 

@@ -8,18 +8,8 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from weblock import Locks
 from weblock.contrib.fastapi import guarded, lock
-from weblock.contrib.kit.guarding import (
-    LENGTHS,
-    Kind,
-    Row,
-    Runner,
-    StaleFence,
-    Trouble,
-    kind_of,
-    marks_of,
-    trouble_of,
-)
-from weblock.contrib.kit.guarding.sql import LOOKING, dialect_of
+from weblock.contrib.kit.guarding import Row, Runner, StaleFence, marks_of
+from weblock.contrib.kit.sql import LENGTHS, LOOKING, Kind, Trouble, dialect_of, kind_of, trouble_of
 from weblock.contrib.sqlalchemy import guard
 from weblock.errors import ConfigurationError
 from weblock.keys import MAX_LENGTH

@@ -10,7 +10,7 @@ from tests.support.events import Heard
 from weblock import ConfigurationError, Locks, LockTimeout, Observer, errors
 from weblock.contrib.kit import LockSpec, idempotency, problem_of
 from weblock.contrib.kit.idempotency import Answer, Answers, IdempotencySpec
-from weblock.contrib.status.history import History
+from weblock.contrib.status.page import History
 from weblock.events import Repeated
 
 PLAIN: dict[str, Any] = {

@@ -15,8 +15,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount, Route, compile_path
 
 from weblock import ConfigurationError, InvalidKey
-from weblock.contrib.kit.rules import Rule, RuleSet
-from weblock.contrib.kit.rules.ruleset import agreed, decided
+from weblock.contrib.kit.rules import Rule, RuleSet, agreed, decided
 from weblock.errors import StrangePath
 
 # A busy machine is no reason to fail.

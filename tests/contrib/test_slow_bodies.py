@@ -21,7 +21,7 @@ from weblock.contrib.kit import AHEAD
 from weblock.contrib.litestar import LockedLitestar
 from weblock.contrib.litestar import lock as litestar_lock
 from weblock.contrib.wsgi import LockMiddleware as WsgiLockMiddleware
-from weblock.contrib.wsgi import body as wsgi_body
+from weblock.contrib.wsgi import request as wsgi_request
 
 from .wire import Exchange
 
@@ -305,8 +305,8 @@ def test_a_body_reads_like_the_input_of_its_server(body, ahead, calls):
     """Whatever was read ahead, an application gets the same bytes from the same calls."""
     environ = {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wsgi_body, "AHEAD", ahead)
-        found = wsgi_body.Body(environ, PATIENCE)
+        patch.setattr(wsgi_request, "AHEAD", ahead)
+        found = wsgi_request.Body(environ, PATIENCE)
         found.read_ahead()
         plain = io.BytesIO(body)
         for name, size in calls:

@@ -28,8 +28,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLease, ConfigurationError, LeaseLost, Locks
 from weblock.contrib.fastapi import install, lock
-from weblock.contrib.kit.guarding import TABLE, FenceLocked, StaleFence, sql
-from weblock.contrib.kit.guarding.sql import dialect_of
+from weblock.contrib.kit import sql
+from weblock.contrib.kit.guarding import FenceLocked, StaleFence
+from weblock.contrib.kit.sql import TABLE, dialect_of
 from weblock.contrib.sqlalchemy import fence_table, guard
 
 from .losing import lose

@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import logging
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from weblock import AsyncLocks, ConfigurationError, Locks, LockTimeout, events
 from weblock.cli.status import entered_by, has
 from weblock.contrib.status import StatusPage
 from weblock.contrib.status import page as page_module
-from weblock.contrib.status.history import KEPT, History
+from weblock.contrib.status.page import KEPT, History
 
 _numbers = itertools.count()
 HTML = {"accept": "text/html,*/*;q=0.8"}
@@ -78,7 +79,7 @@ async def test_it_tells_keys_holders_and_queues(
     url: str, locks: Locks, api: Any, monkeypatch
 ) -> None:
     """As JSON it tells what ``list`` does, the longest queue first, and the numbers, on both APIs."""
-    monkeypatch.setattr("weblock.contrib.status.looking.SELDOM", PATIENCE)  # No look but ours.
+    monkeypatch.setattr("weblock.contrib.status.page.SELDOM", PATIENCE)  # No look but ours.
     page = StatusPage(api.from_url(url), insecure=True)
     assert (await told(page))["keys"] == []
     with busy(locks, "a", "web-1"), busy(locks, "b", "web-2", "web-3"):
@@ -110,9 +111,11 @@ async def test_browsers_get_a_page_that_runs_nothing_else(url: str) -> None:
 async def test_a_stream_tells_each_look(url: str, locks: Locks, monkeypatch) -> None:
     """A stream begins with what there is, goes on with what follows, and ends by itself."""
     seconds = itertools.count()
-    monkeypatch.setattr(page_module, "time", SimpleNamespace(monotonic=seconds.__next__))
+    monkeypatch.setattr(
+        page_module, "time", SimpleNamespace(monotonic=seconds.__next__, time=time.time)
+    )
     monkeypatch.setattr(page_module, "STREAM", 3)
-    monkeypatch.setattr("weblock.contrib.status.looking.EVERY", 0.02)
+    monkeypatch.setattr("weblock.contrib.status.page.EVERY", 0.02)
     async with client_of(StatusPage(url, insecure=True)) as client:
         with busy(locks, "a", "web-1"):
             response = await client.get("/", headers=STREAM)

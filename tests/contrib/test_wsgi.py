@@ -24,7 +24,8 @@ from weblock import (
     Observer,
 )
 from weblock._core import acquiring
-from weblock.contrib.wsgi import LockMiddleware, RequestLayer, Rule, RuleSet, clients, request_locks
+from weblock.contrib.wsgi import LockMiddleware, RequestLayer, Rule, RuleSet, request_locks
+from weblock.contrib.wsgi import request as requests_of_wsgi
 from weblock.events import FailedOpen
 
 from . import losing
@@ -217,7 +218,7 @@ class TestTheRelease:
 
     def test_what_takes_long_is_a_stream(self, locks, monkeypatch):
         """A response that is not complete a second after its first part is sent as it is made."""
-        monkeypatch.setattr("weblock.contrib.kit.output.STREAMS_AFTER", 0)
+        monkeypatch.setattr("weblock.contrib.kit.bodies.STREAMS_AFTER", 0)
         body = (time.sleep(0.001) or b"%d" % number for number in itertools.count())
         gateway = Gateway(LockMiddleware(answering(body), locks, ITEMS)).begin()
         assert next(gateway.parts()) == b"01"
@@ -479,7 +480,7 @@ class TestALostLease:
 class TestTheClient:
     """One that leaves while it waits gives up its place, where the server shows it."""
 
-    @pytest.fixture(params=[*clients.SOCKETS, "waitress.client_disconnected", "uwsgi"])
+    @pytest.fixture(params=[*requests_of_wsgi.SOCKETS, "waitress.client_disconnected", "uwsgi"])
     def client(self, request, monkeypatch):
         ours, theirs = socket.socketpair()
         theirs.sendall(b"more that nobody has read")
@@ -493,13 +494,13 @@ class TestTheClient:
     @pytest.fixture
     def looks(self, monkeypatch):
         """What each look at a client has seen; they come quickly."""
-        seen, look = [], clients._look
+        seen, look = [], requests_of_wsgi._look
 
         def noted(is_gone):
             seen.append(is_gone())
             look(lambda: seen[-1])
 
-        monkeypatch.setattr(clients, "_look", noted)
+        monkeypatch.setattr(requests_of_wsgi, "_look", noted)
         monkeypatch.setattr(acquiring, "LOOK", 0.01)
         return seen
 

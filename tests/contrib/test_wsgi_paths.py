@@ -12,7 +12,7 @@ from werkzeug.routing import Rule as Route
 
 from weblock import ConfigurationError, InvalidKey
 from weblock.contrib.kit.rules import Rule, RuleSet
-from weblock.contrib.wsgi.middleware import find
+from weblock.contrib.wsgi.layer import find
 from weblock.contrib.wsgi.request import headers_of, path_of, query_of
 from weblock.errors import StrangePath
 from weblock.keys import canonical

@@ -12,8 +12,7 @@ import click
 
 from .. import ConfigurationError
 from .._platform.logs import printable
-from ..contrib.kit.listing import Asked, Locked
-from ..contrib.kit.middleware import layers_of
+from ..contrib.kit.application import Asked, Locked, layers_of
 from .app import No, Session, command, pass_session, say
 
 

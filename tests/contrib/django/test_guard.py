@@ -24,7 +24,8 @@ from weblock import ConfigurationError
 from weblock.contrib.django import lock, locks
 from weblock.contrib.django.checks import check_guard, check_settings
 from weblock.contrib.django.models import Fence
-from weblock.contrib.kit.guarding import TABLE, sql
+from weblock.contrib.kit import sql
+from weblock.contrib.kit.sql import TABLE
 
 from .project.shop.models import Item
 from .requests import fetch

@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from weblock.contrib.django import lock
 from weblock.contrib.django.checks import check_guard, check_guarded_locks
-from weblock.contrib.kit.guarding import TABLE
+from weblock.contrib.kit.sql import TABLE
 
 from .project.shop.models import Item
 from .requests import fetch

@@ -1,6 +1,6 @@
 """The database as a party of its own: every order of the steps of guarded sections.
 
-The steps are those that are shipped (``weblock.contrib.kit.guarding.protocol``); the database is a model
+The steps are those that are shipped (``weblock.contrib.kit.guarding``); the database is a model
 of versions, snapshots and row locks, at one of four isolation levels. The engine is the worst
 there can be: it grants the key to everybody, at any time, and its fences may go back. Nothing is
 drawn by lot: all orders of two and three sections are tried.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from weblock.contrib.kit.guarding.protocol import (
+from weblock.contrib.kit.guarding import (
     Check,
     Conflict,
     Look,

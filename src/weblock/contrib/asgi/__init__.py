@@ -5,9 +5,8 @@ Frameworks' adapters acquire through it, from inside (``request_locks``); it rel
 """
 
 from ..kit import Idempotent, Problem, Rewrite, Rule, RuleSet, problem_of
-from .answers import ProblemResponse
-from .layer import RequestLayer
-from .middleware import LockMiddleware
+from .layer import LockMiddleware, RequestLayer
+from .protocol import ProblemResponse
 from .request import AsyncRequestLocks, RequestLease, request_locks
 
 __all__ = [

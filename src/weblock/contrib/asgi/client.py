@@ -12,7 +12,7 @@ from typing import Final
 
 from ..._platform.logs import logger
 from ...errors import LeaseLost
-from ..kit import AHEAD, ClientGone, Output, Patience, output
+from ..kit import AHEAD, ClientGone, Output, Patience, bodies
 from .protocol import Message, Receive, Scope, Send
 
 MESSAGE_SIZE: Final = 64
@@ -445,7 +445,7 @@ class Outbox(Output):
 
     def _expect_the_rest(self) -> None:
         """Limit the wait. Most responses are complete before this is called, and need no timer."""
-        after = output.STREAMS_AFTER if self._hold_back is None else self._hold_back
+        after = bodies.STREAMS_AFTER if self._hold_back is None else self._hold_back
         self._timer = self.loop.call_later(after, self._let_go_in_time)
 
     def _let_go_in_time(self) -> None:

@@ -162,7 +162,7 @@ def _refusal(app: Celery, task: Task) -> str | None:
 
 
 def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
-    """List the tasks that lock, and those that cannot run: see ``kit.listing``."""
+    """List the tasks that lock, and those that cannot run: see ``kit.application``."""
     if not isinstance(app, Celery) or asked:
         return
     app.loader.import_default_modules()  # As a worker does.

@@ -23,7 +23,8 @@ from ..._adapting import terms_of
 from ..._options import HoldOptions
 from ...errors import ConfigurationError
 from ..kit import Asked, Locked
-from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, TABLE, GuardKind
+from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, GuardKind
+from ..kit.sql import TABLE
 from .answers import locked_operations
 from .database import guarded_databases, refuse_split_reads
 from .middleware import LockMiddleware
@@ -277,7 +278,7 @@ def check_guarded_locks(**_kwargs: object) -> list[CheckMessage]:
 
 
 def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
-    """List what the project locks, if the application is its handler: see ``kit.listing``."""
+    """List what the project locks, if the application is its handler: see ``kit.application``."""
     if isinstance(app, BaseHandler):
         yield from listed(asked)
 

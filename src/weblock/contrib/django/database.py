@@ -47,19 +47,8 @@ from ...errors import ConfigurationError, LeaseLost, WeblockError
 from ...events import Acquired, Event
 from ...keys import CheckedKey, unqualified
 from ..kit import ENDED_HERE
-from ..kit.guarding import (
-    TABLE,
-    Kind,
-    Mark,
-    Row,
-    Runner,
-    StaleFence,
-    Trouble,
-    kind_of,
-    marks_of,
-    refuse_commit,
-    trouble_of,
-)
+from ..kit.guarding import Mark, Row, Runner, StaleFence, marks_of
+from ..kit.sql import TABLE, Kind, Trouble, kind_of, refuse_commit, trouble_of
 from .internals import is_of_test_case
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from django.template.response import SimpleTemplateResponse
 
 from ...errors import AnswersUnavailable, ConfigurationError, LockTimeout, WeblockError
 from ..kit import shown
-from ..kit.guarding import Kind, kind_of
 from ..kit.idempotency import (
     ANONYMOUS,
     Answer,
@@ -37,6 +36,7 @@ from ..kit.idempotency import (
     body_consumed,
     form_parts,
 )
+from ..kit.sql import Kind, kind_of
 from .answers import answer
 from .middleware import instance_of, lock
 from .settings import locks

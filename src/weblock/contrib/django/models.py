@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.db import models
 
-from ..kit.guarding import LENGTHS, TABLE
 from ..kit.idempotency import ANSWER_LENGTHS, ANSWERS
+from ..kit.sql import LENGTHS, TABLE
 
 
 class Lock(models.Model):

@@ -42,9 +42,7 @@ from ...sync import Lease
 from ..asgi.request import SCOPE_KEY, AsyncRequestLocks
 from ..kit import AHEAD, Book, Patience, RequestLeases, innermost, to_its_end
 from ..kit.guarding import GuardKind
-from ..wsgi.body import in_time, size_of_body
-from ..wsgi.clients import descriptor_of
-from ..wsgi.request import ENVIRON_KEY
+from ..wsgi.request import ENVIRON_KEY, descriptor_of, in_time, size_of_body
 from .answers import answer
 from .database import (
     Guard,
@@ -311,7 +309,7 @@ class TaskLeases(ViewLeases):
 
 
 def _prepare(request: HttpRequest, body_wait: float | None) -> None:
-    """Prepare the connections, and read a body that Django keeps in memory: see ``kit.input``.
+    """Prepare the connections, and read a body that Django keeps in memory: see ``kit.bodies``.
 
     Under ASGI, Django has read it already. The view reads a larger body, or the rest of one that was begun.
     """

@@ -30,7 +30,8 @@ from ...events import Acquired
 from ...stores.url import DEFAULT as EMBEDDED
 from ...sync import Locks
 from ..kit import BODY_WAIT, seconds_or_none
-from ..kit.guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
+from ..kit.guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, GuardKind
+from ..kit.sql import LOCK_WAIT
 from .database import is_inside_transaction, warn_of_transaction
 from .signals import announcing
 from .view_lock import DEFAULT, Rules
@@ -82,7 +83,7 @@ class AliasSettings:
     ``url`` may be several, a quorum. ``busy_view`` is a function
     of the request and the ``LockTimeout`` that makes the response, if it is not to be ours; ``rewrite``
     one of a ``Problem`` and its error, to the problem that is answered. ``body_wait`` is a number of
-    seconds, or ``None``: see ``kit.input``.
+    seconds, or ``None``: see ``kit.bodies``.
     """
 
     alias: str

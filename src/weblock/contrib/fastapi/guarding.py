@@ -8,7 +8,8 @@ from weakref import WeakSet
 from fastapi import Depends, params
 
 from ..kit import name_of, shown
-from ..kit.guarding import DATABASE_GUARD, LOCK_WAIT, refuse_guard
+from ..kit.guarding import DATABASE_GUARD, refuse_guard
+from ..kit.sql import LOCK_WAIT
 from .dependency import LockDependency
 
 guarding: Final[WeakSet[Callable[..., Any]]] = WeakSet()

@@ -28,7 +28,7 @@ from ..._adapting import KeptTexts
 from ...aio import AsyncLocks
 from ...errors import ConfigurationError, LockTimeout, WeblockError
 from ..asgi import AsyncRequestLocks, request_locks
-from ..asgi.middleware import note, send_answer
+from ..asgi.layer import note, send_answer
 from ..asgi.protocol import App, Message, Receive, Scope, Send
 from ..asgi.request import SCOPE_KEY
 from ..kit import Execution, shown

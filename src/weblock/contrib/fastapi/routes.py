@@ -122,7 +122,7 @@ def _faults(found: LockingRoute) -> Iterator[ConfigurationError]:
 
 
 def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
-    """List the routes that lock, and their errors; of a request, the route that serves it: see ``kit.listing``."""
+    """List the routes that lock, and their errors; of a request, the route that serves it: see ``kit.application``."""
     if not isinstance(app, FastAPI):
         return
     layers: list[Any] = app.user_middleware

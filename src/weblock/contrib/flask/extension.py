@@ -31,10 +31,11 @@ from ..kit import (
     opened,
     refuse_other_application,
 )
-from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, LOCK_WAIT, GuardKind, refuse_guard
+from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, GuardKind, refuse_guard
 from ..kit.idempotency import IdempotencyOptions
+from ..kit.sql import LOCK_WAIT
 from ..wsgi import RequestLayer, Rewrite
-from ..wsgi.layer import Answer, respond_with
+from ..wsgi.layer import Respond, respond_with
 from .database import Database
 from .idempotency import ViewSpec, decorated_once
 from .views import (
@@ -244,7 +245,7 @@ class WebLock:
         return lease
 
 
-def _answers(app: Flask, rewrite: Rewrite | None) -> Answer:
+def _answers(app: Flask, rewrite: Rewrite | None) -> Respond:
     """Make ``app`` answer errors of weblock with problems, unless it has a handler of its own.
 
     Returns a function that answers an error that leaves the application: one that a teardown function
@@ -318,7 +319,7 @@ def _refuse_late_settings(found: Installed) -> None:
 
 
 def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
-    """List the views that lock, and what is wrong; of a request, its view: see ``kit.listing``."""
+    """List the views that lock, and what is wrong; of a request, its view: see ``kit.application``."""
     found = app.extensions.get(NAME) if isinstance(app, Flask) else None
     if not isinstance(found, Installed):
         return

@@ -26,7 +26,7 @@ from ..kit.idempotency import (
 )
 from ..kit.once import LONGEST, for_engine
 from ..wsgi import RequestLocks, request_locks
-from ..wsgi.body import Body
+from ..wsgi.request import Body
 from .database import JOINED
 from .views import ONCE, installed
 

@@ -18,6 +18,18 @@ An adapter says in its framework's words *what* to lock, and *when* a request be
 """
 
 from ..._core.acquiring import LONGEST_LABEL
+from .application import (
+    Asked,
+    Locked,
+    RuleMiddleware,
+    Rules,
+    Wanted,
+    configured,
+    opened,
+    refuse_other_application,
+    shown,
+)
+from .bodies import AHEAD, BODY_WAIT, ENDED_HERE, SENT_TOO_EARLY, Output, Patience, seconds_or_none
 from .book import (
     Book,
     RequestLeases,
@@ -27,14 +39,9 @@ from .book import (
     watch_sessions,
 )
 from .guarding import FenceLocked, StaleFence
-from .input import AHEAD, BODY_WAIT, Patience, seconds_or_none
-from .listing import Asked, Locked
-from .middleware import RuleMiddleware, Rules
 from .once import Execution, Idempotent, parts_of
-from .output import ENDED_HERE, SENT_TOO_EARLY, Output
 from .problems import ClientGone, Problem, Rewrite, answers, checked, problem_of
 from .rules import Match, Rule, RuleSet, methods_of
-from .settings import Wanted, configured, opened, refuse_other_application, shown
 from .spec import (
     Headers,
     KeyFunction,

@@ -51,7 +51,7 @@ from ..._platform.logs import logger
 from ..._runtime.clock import Flow, part_of
 from ...errors import AlreadyHeld, ConfigurationError, LeaseLost
 from ...keys import CheckedKey, unqualified
-from .output import check_done
+from .bodies import check_done
 from .spec import LockSpec
 
 L = TypeVar("L", bound=BaseLease)

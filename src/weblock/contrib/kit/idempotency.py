@@ -55,8 +55,8 @@ from ...errors import (
 from ...events import Repeated
 from ...keys import CheckedKey, canonical
 from ...stores.transport.options import unknown
-from .guarding import Trouble, trouble_of
 from .spec import LockSpec, name_of
+from .sql import Trouble, trouble_of
 
 ANSWERS: Final = "weblock_answer"
 """The table of stored answers: one row for each digest."""

@@ -120,7 +120,7 @@ def _response(problem: Problem) -> Response[bytes]:
 
 
 def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
-    """List the handlers that lock, and their errors; of a request, the one that serves it: see ``kit.listing``."""
+    """List the handlers that lock, and their errors; of a request, the one that serves it: see ``kit.application``."""
     if not isinstance(app, Litestar):
         return
     own = app.locks if isinstance(app, LockedLitestar) else None

@@ -15,7 +15,7 @@ from ..._options import HoldOptions
 from ...errors import ConfigurationError, WeblockError
 from ...keys import CheckedKey
 from ..asgi import RequestLease, request_locks
-from ..asgi.answers import TRY_AGAIN_LATER
+from ..asgi.protocol import TRY_AGAIN_LATER
 from ..kit import KeyFunction, LockSpec, name_of, problem_of, request_values
 
 CALLS: Final = "weblock.guards"

@@ -8,7 +8,6 @@ from ..._requirements import require
 
 require("weblock.contrib.otel", "otel")
 
-from .instrumenting import WeblockInstrumentor, instrument, observer  # noqa: E402 - only what fits
-from .traces import traced  # noqa: E402
+from .recording import WeblockInstrumentor, instrument, observer, traced  # noqa: E402 - only what fits
 
 __all__ = ["WeblockInstrumentor", "instrument", "observer", "traced"]

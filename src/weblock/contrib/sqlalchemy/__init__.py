@@ -36,22 +36,9 @@ from sqlalchemy.util.concurrency import in_greenlet  # noqa: E402
 from ..._api import BaseLease  # noqa: E402
 from ...errors import ConfigurationError, LeaseLost  # noqa: E402
 from ...keys import unqualified  # noqa: E402
-from ..kit.guarding import (  # noqa: E402
-    LENGTHS,
-    LOCK_WAIT,
-    TABLE,
-    Kind,
-    Mark,
-    Row,
-    Runner,
-    Trouble,
-    is_due,
-    kind_of,
-    marks_of,
-    refuse_commit,
-    trouble_of,
-)
-from ..kit.settings import shown  # noqa: E402
+from ..kit.application import shown  # noqa: E402
+from ..kit.guarding import Mark, Row, Runner, is_due, marks_of  # noqa: E402
+from ..kit.sql import LENGTHS, LOCK_WAIT, TABLE, Kind, Trouble, kind_of, refuse_commit, trouble_of  # noqa: E402
 from .idempotency import answer_table as answer_table  # noqa: E402
 from .sessions import GUARDED, commits_by_itself, has_begun, watch  # noqa: E402
 

@@ -36,7 +36,6 @@ from ..._api import BaseLocks
 from ..._platform.logs import logger
 from ...errors import AnswersUnavailable, ConfigurationError, LockTimeout
 from ..kit import shown
-from ..kit.guarding import Kind, kind_of
 from ..kit.idempotency import (
     ANSWER_LENGTHS,
     ANSWERS,
@@ -46,6 +45,7 @@ from ..kit.idempotency import (
     IdempotencySpec,
     Replay,
 )
+from ..kit.sql import Kind, kind_of
 from .sessions import GUARDED, ONCE, commits_by_itself, has_begun, has_effect
 
 

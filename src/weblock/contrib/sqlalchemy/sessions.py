@@ -56,7 +56,7 @@ from ..._platform.internals import running_loop  # noqa: E402
 from ..._platform.logs import logger  # noqa: E402
 from ...errors import ConfigurationError  # noqa: E402
 from ..kit.book import Book, current_book  # noqa: E402
-from ..kit.guarding import Kind, kind_of  # noqa: E402
+from ..kit.sql import Kind, kind_of  # noqa: E402
 
 _KEEPS: Final = re.compile(
     r"\bFOR\s+((NO\s+)?KEY\s+)?(UPDATE|SHARE)\b|\bLOCK\s+IN\s+SHARE\s+MODE\b", re.IGNORECASE

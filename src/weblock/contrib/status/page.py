@@ -1,4 +1,8 @@
-"""The ASGI application of the status page: HTML, JSON or a stream, whichever the request accepts."""
+"""The ASGI application of the status page: HTML, JSON or a stream, whichever the request accepts.
+
+``Looks`` looks at an engine once a second, for all who watch a page. ``History`` has what happened in this process lately:
+waits, outages, losses, and what was taken away by force.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,28 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import Context
 from pathlib import Path
 from typing import Any, Final, Unpack
 
+from ... import events
+from ..._api import BaseLocks
 from ..._options import LocksOptions
+from ..._platform.forks import reset_after_fork
+from ..._platform.logs import and_others
 from ..._runtime.observing import Observer, observe
 from ...aio import AsyncLocks
-from ...errors import ConfigurationError, InvalidKey, WeblockError
-from ...operating import ChangedHands, take_away, take_away_async
+from ...errors import ConfigurationError, EngineUnavailable, InvalidKey, WeblockError
+from ...events import Event, KeyEvent
+from ...inspection import KeyInfo
+from ...operating import ChangedHands, as_dict, take_away, take_away_async
 from ...sync import Locks
 from ..asgi.protocol import Receive, Scope, Send
-from .history import KINDS, History
-from .looking import Looks, Snapshot
 
 Authorize = Callable[[Scope], "bool | str | Awaitable[bool | str]"]
 """Returns whether a request, by its ASGI scope, is allowed; a string is the user's name."""
@@ -277,3 +288,210 @@ async def _live(receive: Receive, send: Send) -> None:
         await send({"type": f"{kind}.complete"})
         if kind == "lifespan.shutdown":
             return
+
+
+EVERY: Final = 1.0
+"""Seconds between two reads, while a client watches."""
+
+SELDOM: Final = 5.0
+"""Seconds between two reads after the last client has gone, to fill the next one's charts."""
+
+LIMIT: Final = 500
+"""Keys on a page."""
+
+Snapshot = dict[str, Any]
+
+
+class Looks:
+    """The last look at the keys of one ``Locks``, and how many held and waited in those before.
+
+    It begins with the first who watches, and ends ``KEPT`` seconds after the last. All share one task, so
+    the engine is asked once a second, however many watch.
+    """
+
+    def __init__(self, locks: AsyncLocks | Locks) -> None:
+        self._locks = locks
+        self._samples: deque[tuple[float, int, int]] = deque(maxlen=round(KEPT / EVERY))
+        self._watchers = 0
+        self._idle_since = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+        self._looked: asyncio.Event = asyncio.Event()
+        self.last: Snapshot = {}
+
+    async def fresh(self) -> Snapshot:
+        """Look now, and return what there is."""
+        await self._look()
+        self._ensure_looking()
+        return self.last
+
+    async def recent(self) -> Snapshot:
+        """Return what was seen within the last second; look now only if that is longer ago."""
+        age = time.time() - self.last.get("at", 0.0)
+        return self.last if 0 <= age < EVERY and self._watchers > 1 else await self.fresh()
+
+    async def next(self) -> Snapshot:
+        """Return what the next look sees."""
+        self._ensure_looking()
+        looked = self._looked
+        await looked.wait()
+        return self.last
+
+    def watch(self) -> None:
+        """Record that a client watches, until ``leave``."""
+        self._watchers += 1
+
+    def leave(self) -> None:
+        """Record that a client has stopped watching."""
+        self._watchers -= 1
+        self._idle_since = time.monotonic()
+
+    def _ensure_looking(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._task is None or self._task.done() or self._task.get_loop() is not loop:
+            self._looked = asyncio.Event()  # Each belongs to one loop.
+            self._task = loop.create_task(self._go_on(), name="weblock-status", context=Context())
+
+    async def _go_on(self) -> None:
+        while self._watchers or time.monotonic() - self._idle_since < KEPT:
+            await asyncio.sleep(EVERY if self._watchers else SELDOM)
+            await self._look()
+
+    async def _look(self) -> None:
+        error, infos = None, list[KeyInfo]()
+        try:
+            infos = await self._listed()
+        except EngineUnavailable as failure:
+            error = str(failure)
+        now = time.time()
+        held = sum(info.holder is not None for info in infos)
+        waiting = sum(len(info.waiters) for info in infos)
+        if error is None:
+            self._samples.append((round(now, 1), held, waiting))
+        infos.sort(key=lambda info: (-len(info.waiters), -info.held_for, info.key))
+        self.last = {
+            "at": now,
+            "error": error,
+            "keys": [as_dict(info) for info in infos],
+            "more": len(infos) == LIMIT,
+            "held": held,
+            "waiting": waiting,
+            "samples": [list(each) for each in self._samples],
+        }
+        looked, self._looked = self._looked, asyncio.Event()
+        looked.set()
+
+    async def _listed(self) -> list[KeyInfo]:
+        locks = self._locks
+        if isinstance(locks, AsyncLocks):
+            return list(await locks.list(limit=LIMIT))
+        return list(await asyncio.to_thread(locks.list, limit=LIMIT))
+
+
+KEPT: Final = 15 * 60.0
+"""Seconds for which things are remembered."""
+
+MOST: Final = 100
+"""How many incidents are remembered; a flood pushes the oldest ones out."""
+
+SLICE: Final = 10.0
+"""Seconds of each slice in which waits are summed up."""
+
+INCIDENTS: Final[Mapping[type[Event], tuple[str, str]]] = {
+    events.Lost: ("problem", "lease {fence} of {label} was lost: {reason}"),
+    events.Unavailable: ("problem", "the engine could not serve a caller: {cause}"),
+    events.FailedOpen: ("problem", "{label} runs without the lock: {cause}"),
+    events.Forced: ("warning", "{by} took it from {holder}{and_others}, by force"),
+    events.AtRisk: (
+        "warning",
+        "lease {fence} of {label} was not renewed, and expires in {remaining:.1f} s",
+    ),
+    events.Recovering: (
+        "warning",
+        "the engine grants nothing for another {retry_after:.0f} s: {cause}",
+    ),
+    events.TimedOut: ("warning", "{label} waited {waited:.1f} s and timed out"),
+    events.Refused: ("warning", "{label} was rejected: {waiters} were waiting"),
+    events.Available: (
+        "ok",
+        "the engine is available again, after {lasted:.1f} s and {requests} failed requests",
+    ),
+}
+"""The events that are incidents: the severity of each, and a sentence about it without the key."""
+
+KINDS: Final = frozenset({*INCIDENTS, events.Acquired, events.GaveUp, events.Repeated})
+"""The events that are observed."""
+
+
+class History:
+    """Receives events from any thread, and returns what it remembers of those that concern some locks.
+
+    These are the events of their engine, and of the keys of their namespace.
+    """
+
+    def __init__(self, locks: BaseLocks, now: Callable[[], float] = time.time) -> None:
+        self._engine, self._namespace = locks.engine, locks.namespace
+        self._now = now
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Start empty in a forked child."""
+        self._guard = threading.Lock()
+        self._incidents: deque[dict[str, Any]] = deque(maxlen=MOST)
+        self._waits: deque[list[float]] = deque(maxlen=round(KEPT / SLICE))
+        self._repeats: deque[tuple[float, Counter[str]]] = deque(maxlen=round(KEPT / SLICE))
+
+    def hear(self, event: Event) -> None:
+        """Remember an event. It does so within microseconds."""
+        if event.engine != self._engine or (
+            isinstance(event, KeyEvent) and event.namespace != self._namespace
+        ):
+            return
+        now = self._now()
+        with self._guard:
+            waited, start = getattr(event, "waited", None), now - now % SLICE
+            if isinstance(event, events.Repeated):
+                if not self._repeats or self._repeats[-1][0] != start:
+                    self._repeats.append((start, Counter()))
+                self._repeats[-1][1][event.outcome] += 1
+            if waited is not None:
+                if not self._waits or self._waits[-1][0] != start:
+                    self._waits.append([start, 0, 0.0])
+                last = self._waits[-1]
+                last[1] += 1
+                last[2] = max(last[2], round(waited, 3))
+            if type(event) in INCIDENTS:
+                self._remember(now, event)
+
+    def waits(self) -> list[list[float]]:
+        """Return for each slice of time when it began, how many waits ended, and the longest, seconds."""
+        oldest = self._now() - KEPT
+        with self._guard:
+            return [list(each) for each in self._waits if each[0] >= oldest]
+
+    def repeats(self) -> dict[str, int]:
+        """Return how many requests with a known idempotency key were not executed, by outcome."""
+        oldest, found = self._now() - KEPT, Counter(replayed=0, running=0, reused=0)
+        with self._guard:
+            for start, counts in self._repeats:
+                found.update(counts if start >= oldest else {})
+        return dict(found)
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Return what went wrong, the last first."""
+        oldest = self._now() - KEPT
+        with self._guard:
+            return [dict(each) for each in reversed(self._incidents) if each["at"] >= oldest]
+
+    def _remember(self, now: float, event: Event) -> None:
+        """Count a repeated incident, so that it does not push out all others."""
+        level, text = INCIDENTS[type(event)]
+        facts = dict(event.facts())
+        besides = and_others(event.others) if isinstance(event, events.Forced) else ""
+        text = text.format(**facts, and_others=besides)
+        what = {"name": event.name, "key": facts.get("key"), "level": level}
+        last = self._incidents[-1] if self._incidents else None
+        if last and all(last[name] == value for name, value in what.items()):
+            last.update(at=now, count=last["count"] + 1, text=text)
+        else:
+            self._incidents.append({"at": now, "count": 1, "text": text, **what})

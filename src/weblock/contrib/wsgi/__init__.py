@@ -5,8 +5,7 @@ Frameworks' adapters acquire through it, from inside (``request_locks``); it rel
 """
 
 from ..kit import ClientGone, Idempotent, Problem, Rewrite, Rule, RuleSet
-from .layer import RequestLayer
-from .middleware import LockMiddleware
+from .layer import LockMiddleware, RequestLayer
 from .request import RequestLocks, request_locks
 
 __all__ = [

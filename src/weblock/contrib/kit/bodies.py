@@ -1,6 +1,12 @@
-"""The output policy: when the response to a request that locks may go to its client.
+"""How long a request that locks waits for its body, and when its response may go to its client.
 
-The response is held back until the application has ended, for until then the work that it reports may fail
+*The request.* Any client could otherwise hold a key for as long as its connection lives, by sending its body one
+byte at a time. So a body is read before the key is acquired, up to ``AHEAD`` bytes of it; the application reads the
+rest while it holds the key. Each ``AHEAD`` bytes must arrive while the request waits for ``body_wait`` seconds
+in total; otherwise the request ends with ``BodyTimeout``. The time in which the application does not wait for
+its client does not count.
+
+*The response* is held back until the application has ended, for until then the work that it reports may fail
 to commit; then the locks are released, and only then it is sent, so that a slow client keeps no lock. Three
 kinds of responses are sent as they are made, and hold their locks until they end: a stream of events, a
 response that passes ``LIMIT`` before its last part, and one that goes on for ``STREAMS_AFTER``.
@@ -15,7 +21,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from ..._api import BaseLease
-from ...errors import LeaseLost
+from ..._options import Duration, seconds
+from ...errors import BodyTimeout, LeaseLost
 
 LIMIT: Final = 1024 * 1024
 """Bytes of a response that are held back, at most, while there is more to come."""
@@ -85,3 +92,39 @@ def check_done(leases: Sequence[BaseLease]) -> None:
         except LeaseLost as loss:
             if loss.reason not in ENDED_HERE:
                 raise
+
+
+AHEAD: Final = 64 * 1024
+"""About how many bytes of a body are read before a key is acquired, and must arrive in ``body_wait``."""
+
+BODY_WAIT: Final = 5.0
+"""The default of ``body_wait``, in seconds."""
+
+
+class Patience:
+    """How long a request still waits for its body."""
+
+    def __init__(self, body_wait: float) -> None:
+        self.body_wait = self.left = body_wait
+        """Seconds: for each part of the body, and for the rest of the current part."""
+        self._size = 0
+
+    def note(self, waited: float, size: int, *, in_time: bool) -> None:
+        """Record that the request has waited, in seconds, for a part of its body, in bytes.
+
+        ``in_time`` tells that the part arrived within the limit, though a busy process noticed it later.
+        Raises ``BodyTimeout`` if it has waited for too long.
+        """
+        if in_time and waited >= self.left:
+            waited = self.left / 2  # Nobody knows how much of it the client has taken.
+        self.left -= waited
+        if self.left <= 0:
+            raise BodyTimeout(self.body_wait)
+        self._size += size
+        if self._size >= AHEAD:
+            self._size, self.left = 0, self.body_wait
+
+
+def seconds_or_none(name: str, value: Duration | None) -> float | None:
+    """Return a limit in seconds. Raises ``ConfigurationError`` if it is not a duration."""
+    return None if value is None else seconds(name, value)

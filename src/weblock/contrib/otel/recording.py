@@ -1,20 +1,39 @@
-"""Metrics: how long is waited and held, by whom in general, and how the engine is.
+"""Passes events to OpenTelemetry, as metrics and as traces.
 
-Their attributes are namespace, template, engine and outcome, and never a key, of which there are too
-many.
+Metrics have the attributes namespace, template, engine and outcome, and never a key, of which there are too many. In
+traces, each wait is a span, and what happens to a lease is an event of the span that acquired it.
 """
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any, Final
 
-from opentelemetry.metrics import CallbackOptions, Meter, Observation
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanContext,
+    Status,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+    TracerProvider,
+)
 
+from ... import __version__
+from ..._api import BaseLocks
 from ..._platform.forks import reset_after_fork
+from ..._runtime.observing import Observer, observe
+from ...errors import ConfigurationError
 from ...events import (
+    EVENTS,
     Acquired,
     Answered,
     AtRisk,
@@ -36,6 +55,96 @@ from ...events import (
     Unavailable,
     Waiting,
 )
+
+NAME: Final = "weblock"
+"""The instrumentation scope."""
+
+_OF_THE_API: Final = ("opentelemetry.metrics", "opentelemetry.trace")
+"""The modules of providers that record nothing."""
+
+
+def observer(
+    *, meter_provider: MeterProvider | None = None, tracer_provider: TracerProvider | None = None
+) -> Observer:
+    """Return an observer that records metrics and traces.
+
+    It uses the providers of the process unless others are given; while there are none but the API's
+    own, which record nothing, it costs next to nothing. Raises ``ConfigurationError`` for what is no
+    provider.
+    """
+    _check("meter_provider", meter_provider, "get_meter")
+    _check("tracer_provider", tracer_provider, "get_tracer")
+    measured = Metrics(metrics.get_meter(NAME, __version__, meter_provider))
+    traced = Traces(trace.get_tracer(NAME, __version__, tracer_provider))
+
+    def record(event: Event) -> None:
+        measured(event)
+        traced(event)
+
+    given = meter_provider is not None or tracer_provider is not None
+    return Observer(
+        record,
+        only=EVENTS.values(),
+        immediate=True,
+        asleep=None if given else _nothing_is_recorded,
+    )
+
+
+def instrument(
+    locks: BaseLocks | None = None,
+    *,
+    meter_provider: MeterProvider | None = None,
+    tracer_provider: TracerProvider | None = None,
+) -> Callable[[], None]:
+    """Record what happens to ``locks``, or to all locks of the process. Returns what ends that.
+
+    Raises ``ConfigurationError`` for what is no ``Locks``, ``AsyncLocks`` or provider.
+    """
+    if locks is not None and not isinstance(locks, BaseLocks):
+        raise ConfigurationError(
+            f"instrument({locks!r:.80}) is neither Locks nor AsyncLocks: give one of them, or nothing"
+            " for all locks of the process"
+        )
+    telling = observer(meter_provider=meter_provider, tracer_provider=tracer_provider)
+    return observe(telling) if locks is None else locks.observe(telling)
+
+
+class WeblockInstrumentor:
+    """What ``opentelemetry-instrument`` finds: it instruments all locks of the process, once."""
+
+    _stop: Callable[[], None] | None = None
+
+    @property
+    def is_instrumented_by_opentelemetry(self) -> bool:
+        """Return whether this instrumentor is active."""
+        return WeblockInstrumentor._stop is not None
+
+    def instrument(self, **given: Any) -> None:
+        """Instrument all locks of the process, unless that has been done."""
+        if WeblockInstrumentor._stop is None:
+            providers = {name: given.get(name) for name in ("meter_provider", "tracer_provider")}
+            WeblockInstrumentor._stop = instrument(**providers)
+
+    def uninstrument(self, **_given: Any) -> None:
+        """Stop recording."""
+        if WeblockInstrumentor._stop is not None:
+            WeblockInstrumentor._stop()
+            WeblockInstrumentor._stop = None
+
+
+def _nothing_is_recorded() -> bool:
+    """Return whether no SDK is set up: the API's own providers record nothing."""
+    providers = metrics.get_meter_provider(), trace.get_tracer_provider()
+    return all(type(each).__module__.startswith(_OF_THE_API) for each in providers)
+
+
+def _check(name: str, provider: object, method: str) -> None:
+    if provider is not None and not hasattr(provider, method):
+        raise ConfigurationError(
+            f"{name}={provider!r:.80} has no {method}(): give a provider of OpenTelemetry's SDK, or"
+            " leave it out for the provider of the process"
+        )
+
 
 WAITS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 HOLDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
@@ -252,3 +361,100 @@ def attributes_of(event: KeyEvent | Unavailable) -> Attributes:
 def lease_of(event: LeaseEvent) -> tuple[object, ...]:
     """Return what identifies the lease that an event is about."""
     return event.engine, event.namespace, event.key, event.fence
+
+
+_TRACE: Final = re.compile(r"\btraceparent=00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})\b")
+
+_waits_for: Final[ContextVar[str | None]] = ContextVar("weblock_otel_waits_for", default=None)
+"""The label of the holder that the caller found."""
+
+
+def traced(label: str) -> str:
+    """Return a label that also names the current span, for ``hold(key, label=traced("web-1"))``.
+
+    Callers that wait for its holder then link their spans to it.
+    """
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return label
+    return (
+        f"{label} traceparent=00-{context.trace_id:032x}-{context.span_id:016x}"
+        f"-{context.trace_flags:02x}"
+    )
+
+
+class Traces:
+    """Makes spans and their events."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._spans: dict[tuple[object, ...], Span] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Record an event, in the context in which it happens."""
+        match event:
+            case Acquired() | TakenOver():
+                self._acquired(event)
+            case Released() | HandedOver() | Lost() | Forgotten():
+                self._add_event(self._spans.pop(lease_of(event), None), event)
+            case AtRisk():
+                self._add_event(self._spans.get(lease_of(event)), event)
+            case Waiting():
+                _waits_for.set(event.holder)
+            case TimedOut():
+                self._wait(event, event.waited, event.holder, "timed out")
+            case Refused():
+                self._wait(event, 0.0, event.holder, "refused")
+            case GaveUp():
+                self._wait(event, event.waited, _waits_for.get(), "gave up")
+            case Unavailable(operation="acquire"):
+                self._wait(event, event.waited, None, event.cause)
+            case FailedOpen():
+                self._add_event(trace.get_current_span(), event)
+
+    def _acquired(self, event: Acquired | TakenOver) -> None:
+        span = trace.get_current_span()
+        if isinstance(event, Acquired) and event.handed_over:
+            self._wait(event, event.waited, _waits_for.get(), None)
+        if span.is_recording():
+            self._add_event(span, event)
+            self._spans[lease_of(event)] = span
+
+    def _wait(
+        self, event: KeyEvent | Unavailable, waited: float, holder: str | None, failure: str | None
+    ) -> None:
+        """Make the span of a wait that has just ended."""
+        ended = time.time_ns()
+        span = self._tracer.start_span(
+            "weblock wait",
+            start_time=ended - round(waited * 1e9),
+            attributes=_attributes(event),
+            links=_links(holder),
+        )
+        if failure:
+            span.set_status(Status(StatusCode.ERROR, failure))
+        span.end(ended)
+        _waits_for.set(None)
+
+    def _add_event(self, span: Span | None, event: Event) -> None:
+        if span is not None and span.is_recording():
+            span.add_event(f"weblock.{event.name}", _attributes(event))
+
+
+def _attributes(event: Event) -> dict[str, str | int | float | bool]:
+    facts = event.facts()
+    return {
+        f"weblock.{name}": value
+        for name, value in facts.items()
+        if isinstance(value, str | int | float)
+    } | {"weblock.outcome": event.name}
+
+
+def _links(holder: str | None) -> list[Link]:
+    """Return a link to the span that a label names, if it names one."""
+    found = _TRACE.search(holder or "")
+    if not found:
+        return []
+    trace_id, span_id, flags = (int(part, 16) for part in found.groups())
+    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    return [Link(context, {"weblock.link": "holder"})] if context.is_valid else []

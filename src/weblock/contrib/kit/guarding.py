@@ -1,27 +1,58 @@
-"""The two steps of a guarded section, without any database.
+"""The database has the last word: no COMMIT of a stale holder succeeds, however long it slept.
 
-They are generators of statements: the caller sends in what the database answered, or throws
-``Conflict`` where it refused a statement because of another transaction.
+A small table has one row for each key, with the fence of the section that began last. A section
+writes its own there before it reads anything (``raising``), and reads it again, under a lock that
+is kept until COMMIT, before it commits (``checking``). ``docs/guard.md`` has the proof.
+
+These two steps know no database. They are generators of statements: the caller sends in what the database
+answered, or throws ``Conflict`` where it refused a statement because of another transaction. ``Runner`` runs them
+through an adapter's ``execute``, in the words that ``sql`` has for each database. The adapters of Django and
+SQLAlchemy call it at the right moments.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator
+import random
+import time
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from functools import cached_property
+from typing import Any, Final, Literal, NamedTuple
 
-from ...._adapting import holdings_of
-from ...._api import BaseLease
-from ...._platform.logs import logger
-from ....errors import ConfigurationError, LeaseLost, LockTimeout
-from ....keys import unqualified
+from ..._adapting import holdings_of
+from ..._api import BaseLease
+from ..._platform.logs import logger
+from ...errors import ConfigurationError, LeaseLost, LockTimeout, WeblockError
+from ...keys import unqualified
+from . import sql
+from .sql import LENGTHS, Dialect, Trouble, dialect_of, trouble_of
+
+GuardKind = Literal["lease", "database"]
+"""What is checked before a COMMIT, as settings and locks name it."""
+
+LEASE_GUARD: Final = "lease"
+"""Only that the lease has not ended, as far as its holder knows."""
+
+DATABASE_GUARD: Final = "database"
+"""Also the fence, by the database itself."""
+
+GUARDS: Final = (LEASE_GUARD, DATABASE_GUARD)
+
+
+def refuse_guard(guard: object, options: Mapping[str, object]) -> None:
+    """Raise ``ConfigurationError`` for what is no ``guard=`` of a lock with these options."""
+    if guard is not None and guard not in GUARDS:
+        raise ConfigurationError(f"guard={guard!r:.80}: give 'lease', 'database' or None")
+    if guard == DATABASE_GUARD and (options.get("shared") or options.get("limit", 1) != 1):
+        raise ConfigurationError(
+            "the guard in the database needs an exclusive lease: leave out limit= and shared=, or the guard",
+            code="unsuitable_guard",
+        )
+
 
 ATTEMPTS: Final = 5
 """How often to try to raise a fence while others do so at the same time."""
-
-SHOWN: Final = 600
-"""The length of the column of keys; a key with its namespace has up to 577 characters."""
 
 SALT: Final = "weblock guard "
 
@@ -86,7 +117,7 @@ class Mark:
     @property
     def shown(self) -> str:
         """The key for people who look at the table, whose encoding can lack characters."""
-        return self.key.encode("ascii", "backslashreplace").decode()[:SHOWN]
+        return self.key.encode("ascii", "backslashreplace").decode()[: LENGTHS["lock_key"]]
 
     def values(self) -> dict[str, Any]:
         """Return the parameters of the statements."""
@@ -248,3 +279,99 @@ def checking(mark: Mark, ask: type[Check | Look] = Check) -> Generator[Statement
 
 def _stale(mark: Mark, row: Row | None) -> StaleFence:
     return StaleFence(unqualified(mark.key), fence=mark.fence, newest=row.fence if row else None)
+
+
+def is_due(written: float | None) -> bool:
+    """Return whether a mark is to be written that was written last at this time of the monotonic clock."""
+    return written is None or time.monotonic() - written > sql.REFRESH
+
+
+@dataclass(frozen=True)
+class Runner:
+    """What runs the guard's steps on a connection to ``database``, such as ``"postgresql"``.
+
+    ``execute`` runs one statement with parameters such as ``:digest``, and returns the number of rows
+    and the row that it found. ``is_held`` asks the engine whether it still knows the lease of a mark.
+    ``no_table`` tells what to do where the table is missing.
+    """
+
+    database: str
+    wait: float
+    execute: Callable[[str, dict[str, Any]], tuple[int, Row | None]]
+    is_held: Callable[[Mark], bool]
+    no_table: str
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """The words of its database."""
+        return dialect_of(self.database, wait=self.wait)
+
+    def begin(self, mark: Mark, written: float | None, *, may_sweep: bool = True) -> float:
+        """Take the first step, committed by itself, and return when: see ``is_due``."""
+        now = time.monotonic()
+        self.run(beginning(mark) if written is None else continuing(mark))
+        if may_sweep and random.random() < sql.SWEEPS:
+            self.execute(self.dialect.sweeping, {})
+        return now
+
+    def check(self, mark: Mark) -> bool:
+        """Take the second step, in the transaction of the work; return whether it may write at all.
+
+        Raises ``StaleFence`` if another section has begun, and what the database raised: after a
+        conflict, ``look`` tells whether that is why.
+        """
+        try:
+            self.run(checking(mark))
+        except Conflict as conflict:
+            refused = conflict.error
+        except Exception as error:
+            if trouble_of(error) is not Trouble.READ_ONLY:
+                raise
+            return False
+        else:
+            return True
+        raise refused  # With its cause, by which ``trouble_of`` knows it.
+
+    def look(self, mark: Mark) -> None:
+        """Raise ``StaleFence`` if the row is no longer ours, after a conflict and a rollback."""
+        self.run(checking(mark, Look))
+
+    def run(self, steps: Generator[Statement, Any, None]) -> None:
+        """Take a step, one statement after the other."""
+        try:
+            statement = next(steps)
+            while True:
+                try:
+                    answered = self._answer(statement)
+                except Conflict as conflict:
+                    statement = steps.throw(conflict)
+                else:
+                    statement = steps.send(answered)
+        except StopIteration:
+            return
+
+    def _answer(self, statement: Statement) -> Any:
+        mark = statement.mark
+        try:
+            match statement:
+                case Confirm():
+                    return self.is_held(mark)
+                case Raise():
+                    rows, _ = self.execute(self.dialect.raising, mark.values())
+                    return rows in self.dialect.certain
+                case Check():
+                    return self.execute(self.dialect.checking, mark.values())[1]
+                case Look():
+                    return self.execute(sql.LOOKING, mark.values())[1]
+        except WeblockError:  # It is explained already.
+            raise
+        except Exception as error:
+            trouble = trouble_of(error)
+            if trouble is Trouble.CONFLICT:
+                raise Conflict(error) from error
+            if trouble is Trouble.LOCKED and isinstance(statement, Raise):
+                raise FenceLocked(unqualified(mark.key), wait=self.wait) from error
+            remedies = {Trouble.NO_TABLE: self.no_table, Trouble.NO_RIGHT: sql.NO_RIGHT}
+            if trouble in remedies:
+                raise ConfigurationError(remedies[trouble], code="missing_table") from error
+            raise
