@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -175,32 +174,6 @@ class TestAHeartbeat:
         async with AsyncLocks.from_url(fresh_url(), wait=60) as locks:
             await asyncio.gather(*(self.page.initialize_once(locks, load) for _ in range(3)))
         assert loaded == [1]
-
-
-class TestALockThatItsHolderExtends:
-    page = names_of("A lock that its holder extends")
-
-    def test_the_copied_one_extends_the_lock_of_another(self, client) -> None:
-        """Who has lost the lock prolongs that of the next holder, and is not told."""
-        with self.page.with_dynamic_lock(client, KEY, ttl=0.1) as extend:
-            while client.exists(KEY):
-                time.sleep(0.01)
-            with self.page.with_dynamic_lock(client, KEY, ttl=5):
-                extend(60)
-                assert client.pttl(KEY) > 10_000
-        client.delete(KEY)
-
-    def test_what_is_extended_lasts(self, locks) -> None:
-        """Parts that take longer than the ttl are done under the lock, since each extends it."""
-
-        class Chunk:
-            seconds = 60.0
-
-            def load(self) -> None:
-                assert locks.inspect("import").remaining > 59
-
-        self.page.import_all(locks, [Chunk(), Chunk()])
-        assert locks.inspect("import") is None
 
 
 class TestALockMadeOfCacheAdd:
