@@ -421,8 +421,9 @@ class Outbox(Output):
         if self._letting_go:
             await asyncio.shield(self._letting_go)
         if self._held:
-            held, self._held = self._held, []
-            await self._send_all(held)
+            held, self._held, self.sent = self._held, [], True
+            # The application has ended, so it is told of no disconnect, and no stream of it is cancelled.
+            await _send_all(held, self._send)
         self._send = _nowhere  # For the reason that ``Inbox.close`` has.
 
     def discard(self) -> None:
@@ -467,19 +468,12 @@ class Outbox(Output):
             except LeaseLost:  # The response to the loss takes its place.
                 self.sent, self._held = False, held
                 return
-        await self._send_all(held)
+        await _send_all(held, self._pass_on)
 
     def _stop_holding(self) -> None:
         self.is_open = True
         if self._timer:
             self._timer.cancel()
-
-    async def _send_all(self, messages: list[Message]) -> None:
-        try:
-            for message in messages:
-                await self._pass_on(message)
-        except OSError:
-            logger.debug("a client left before it had its response", exc_info=True)
 
     def _pass_on(self, message: Message) -> Awaitable[None]:
         self.sent = True
@@ -512,6 +506,14 @@ class Outbox(Output):
             await self._send(message)
         finally:
             self._inbox.end_stream()
+
+
+async def _send_all(messages: list[Message], send: Send) -> None:
+    try:
+        for message in messages:
+            await send(message)
+    except OSError:
+        logger.debug("a client left before it had its response", exc_info=True)
 
 
 async def _nowhere(message: Message) -> None:

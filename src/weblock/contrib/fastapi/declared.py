@@ -12,19 +12,22 @@ import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextvars import ContextVar
 from types import UnionType
 from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
 from uuid import UUID
+from weakref import ref
 
 from fastapi.dependencies.utils import request_params_to_args
 from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.requests import HTTPConnection
 from pydantic import BaseModel
 
+from ..._runtime.clock import part_of
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate, Source
 from ..asgi import AsyncRequestLocks
-from ..kit import innermost, sent_value
+from ..kit import sent_value
 
 
 class Declared(NamedTuple):
@@ -168,6 +171,12 @@ def _is_a(kind: Any, classes: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, classes)
 
 
+interrupting: Final[ContextVar[ref[AsyncRequestLocks] | None]] = ContextVar(
+    "weblock_interrupting", default=None
+)
+"""The request whose endpoint is to be cancelled when its lease is lost."""
+
+
 def interruptible(endpoint: Any) -> Any:
     """Return a coroutine function as one that a request can cancel when its lease is lost, and others as they are.
 
@@ -189,8 +198,10 @@ def interruptible(endpoint: Any) -> Any:
     @functools.wraps(endpoint, updated=())
     async def call(*args: Any, **kwargs: Any) -> Any:
         task = asyncio.current_task()
-        request = innermost(AsyncRequestLocks, for_application=True)
-        if task is None or request is None:
+        known = interrupting.get()
+        request = known and known()
+        # The endpoint may belong to another request, which a handler of this one sends to an application.
+        if task is None or request is None or part_of.get() is not request.book.flow:
             return await endpoint(*args, **kwargs)
         if request.lost:  # While a dependency ran, which nothing interrupts.
             request.check_done()

@@ -20,10 +20,9 @@ from ..._runtime.aio import call_in
 from ...errors import ConfigurationError
 from ...keys import signature_of
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks
-from ..asgi.protocol import Scope
 from ..asgi.request import SCOPE_KEY
 from ..kit import KeyFunction, LockSpec
-from .declared import Known, values_for
+from .declared import Known, interrupting, values_for
 
 
 class NotOfRequest:
@@ -35,6 +34,10 @@ class NotOfRequest:
             'Depends(lock) names no key: write Depends(lock("create_item")), or'
             ' Depends(lock("item:{item_id}")) with a parameter of the path'
         )
+
+
+_of_routes: Final[dict[int, tuple[weakref.ref[Any], Known]]] = {}
+"""What is known of each route, by its ``id`` while it lives: a route has no hash."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,7 +86,20 @@ class LockDependency(LockSpec):  # noqa: PLW1641 - dataclass makes the hash
                         f"dependency_overrides has {other!r}, which is not the lock of this route: write"
                         f" dependency_overrides[{self!r}]"
                     )
-        known = known_of(scope)
+        route = scope.get("route")
+        # Since FastAPI 0.137 ``route`` is the one of the router, without the prefix and the dependencies
+        # of ``include_router``: its parameters may be declared otherwise, or not at all.
+        included = scope.get("fastapi", {}).get("effective_route_context")
+        if included is not None and getattr(included, "original_route", None) is route:
+            route = included
+        of_route = _of_routes.get(id(route))
+        if of_route is not None and of_route[0]() is route:
+            known = of_route[1]
+        else:
+            known = Known(getattr(route, "dependant", None))
+            if route is not None:
+                gone = functools.partial(_of_routes.pop, id(route))
+                _of_routes[id(route)] = weakref.ref(route, gone), known
         request = request_locks(scope)
         innermost: AsyncRequestLocks = scope[SCOPE_KEY]  # The first that is given the response.
         innermost.hold_back(functools.partial(getattr, background, "tasks"))
@@ -98,6 +114,7 @@ class LockDependency(LockSpec):  # noqa: PLW1641 - dataclass makes the hash
             task = asyncio.current_task(request.loop)
             tell = functools.partial(request.interrupt, task)
             when(lease, "on_lost", functools.partial(call_in, request.loop, tell))
+            interrupting.set(weakref.ref(request))  # The context may outlive it.
         return lease
 
 
@@ -111,29 +128,6 @@ class _DeclaredLock(LockDependency, params.Depends):
     def dependency(self) -> LockDependency:
         """What FastAPI calls: no ``Depends``, so that code that follows this attribute comes to an end."""
         return LockDependency(*(getattr(self, name) for name in self.__match_args__))
-
-
-_of_routes: Final[dict[int, tuple[weakref.ref[Any], Known]]] = {}
-"""By the ``id`` of a route, which has no hash, while it lives."""
-
-
-def known_of(scope: Scope) -> Known:
-    """Return what is known of the route that serves a request."""
-    route = scope.get("route")
-    # Since FastAPI 0.137 ``route`` is the one of the router, without the prefix and the dependencies
-    # of ``include_router``: its parameters may be declared otherwise, or not at all.
-    included = scope.get("fastapi", {}).get("effective_route_context")
-    if included is not None and getattr(included, "original_route", None) is route:
-        route = included
-    number = id(route)
-    known = _of_routes.get(number)
-    if known is None or known[0]() is not route:
-        if route is None:
-            return Known(None)
-        gone = functools.partial(_of_routes.pop, number)
-        known = weakref.ref(route, gone), Known(getattr(route, "dependant", None))
-        _of_routes[number] = known
-    return known[1]
 
 
 def lock(
