@@ -509,6 +509,10 @@ class TestWhatCannotWork:
         [
             ({"lock": "a:{other}"}, "not a parameter of .*pay; available: number"),
             ({"lock": "a:{1}"}, "needs '1', which is not a parameter"),
+            (
+                {"lock": ["a", lambda other: other]},
+                "key function .* needs 'other', .*pay; available: number",
+            ),
             ({"lock": []}, "name at least one key"),
             ({"lock": 7}, "a lock key is a string"),
             ({"on_busy": "never"}, "'wait', 'skip' or 'retry'"),

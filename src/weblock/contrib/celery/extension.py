@@ -19,7 +19,7 @@ from ...sync import Locks
 from ..kit import Asked, Locked, Wanted, configured, name_of, opened, refuse_other_application
 from . import unique
 from .internals import registry_of
-from .task import LockedTask, installed, locks_for, spec_of
+from .task import LockedTask, installed, locks_for, refuse_unfillable, spec_of
 
 _SETTING: Final = re.compile(r"(?:weblock|[A-Z][A-Z0-9_]*_WEBLOCK)_(\w+)")
 """A setting of ours in ``app.conf``; Celery keeps the prefix of ``namespace=`` in its spelling."""
@@ -173,8 +173,7 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
             try:
                 spec, locks = spec_of(task), locks_for(task)
                 unique.check(task, terms_of(locks, spec.options).limit)
-                for template in spec.templates:
-                    template.for_call_of(task.run)
+                refuse_unfillable(spec, task.run)
             except ConfigurationError as error:
                 yield error
             else:

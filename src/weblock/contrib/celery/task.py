@@ -38,6 +38,8 @@ from ..kit import (
     RequestLeases,
     current_book,
     innermost,
+    name_of,
+    required_by,
     wanted_by,
 )
 from . import unique
@@ -140,8 +142,7 @@ class LockedTask(Task):
                 seconds(name, value)
         spec = spec_of(cls)
         unique.check(cls, Options().of_call(spec.options)[0].limit)
-        for template in spec.templates:
-            template.for_call_of(work)
+        refuse_unfillable(spec, work)
 
     def apply_async(
         self,
@@ -248,6 +249,21 @@ def spec_of(task: LockedTask | type[LockedTask]) -> LockSpec:
         lock = lock if next(iter(signature_of(plain).parameters), "") == "self" else plain
     keys = lock if isinstance(lock, list | tuple) else [lock]
     return LockSpec.of([key if callable(key) else KeyTemplate.parse(key) for key in keys], options)
+
+
+def refuse_unfillable(spec: LockSpec, work: Callable[..., Any]) -> None:
+    """Raise ``ConfigurationError`` for a key that no call of ``work``, the ``run`` of a task, can fill in."""
+    for template in spec.templates:
+        template.for_call_of(work)
+    there = signature_of(work).parameters
+    for function in spec.functions:
+        for name in required_by(function):
+            if name not in ("self", *there):  # A class has no task yet, whose method it may be.
+                raise ConfigurationError(
+                    f"key function {name_of(function)} needs {name!r}, which is not a parameter of"
+                    f" {name_of(work)}; available: {', '.join(there) or 'none'}",
+                    code="missing_value",
+                )
 
 
 def keys_of_call(

@@ -13,7 +13,7 @@ from ..._platform.forks import Mutex
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, signature_of
 from ...sync import Lease, Locks
-from ..kit import LockSpec, name_of, request_values, wanted_by
+from ..kit import LockSpec, name_of, request_values, required_by, wanted_by
 from ..kit.idempotency import refuse_safe
 from ..wsgi import request_locks
 from ..wsgi.request import headers_of, query_of
@@ -228,9 +228,7 @@ def refuse_unfillable(installed: Installed) -> None:
             wanted += [
                 (f"key function {name_of(function)}", name)
                 for function in lock.functions
-                for name, each in signature_of(function).parameters.items()
-                if each.default is each.empty
-                and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+                for name in required_by(function)
             ]
             for what, name in wanted:
                 if name not in there:

@@ -48,6 +48,7 @@ from .spec import (
     LockSpec,
     name_of,
     request_values,
+    required_by,
     sent_value,
     wanted_by,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "problem_of",
     "refuse_other_application",
     "request_values",
+    "required_by",
     "seconds_or_none",
     "sent_value",
     "shown",

@@ -199,6 +199,15 @@ def wanted_by(
     return {name: values[name] for name in parameters if name in values}
 
 
+def required_by(function: Callable[..., object]) -> list[str]:
+    """Return the names of the parameters that each call of a key function must give."""
+    return [
+        name
+        for name, each in signature_of(function).parameters.items()
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+
+
 def keys_made_by(function: Callable[..., object], made: object) -> list[CheckedKey]:
     """Return the keys that the application's key function has made from a request.
 
