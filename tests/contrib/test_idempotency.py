@@ -1,5 +1,6 @@
 """``contrib.kit.idempotency``: what one request is, what is stored of its answer, and what is sent again."""
 
+import hashlib
 import sqlite3
 from typing import Any
 from uuid import UUID
@@ -9,7 +10,7 @@ import pytest
 from tests.support.events import Heard
 from weblock import ConfigurationError, Locks, LockTimeout, Observer, errors
 from weblock.contrib.kit import LockSpec, idempotency, problem_of
-from weblock.contrib.kit.idempotency import Answer, Answers, IdempotencySpec
+from weblock.contrib.kit.idempotency import Answer, Answers, BodyDigest, IdempotencySpec
 from weblock.contrib.status.page import History
 from weblock.events import Repeated
 
@@ -268,3 +269,23 @@ def test_a_spec_is_a_lock_spec():
     assert isinstance(SPEC, LockSpec)
     assert IdempotencySpec.written(someone) == SPEC
     assert SPEC.said["caller"] is someone
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+def test_a_body_has_one_digest_however_it_arrives(size):
+    """A form has it whatever separates its parts, and borders between parts count."""
+
+    def digest_of(body, content_type):
+        found = BodyDigest(content_type)
+        for start in range(0, len(body), size):
+            found.add(body[start : start + size])
+        return found.digest()
+
+    def form(*parts, by):
+        whole = b"--%s\r\n" % by + (b"--%s\r\n" % by).join(parts) + b"--%s--" % by
+        return digest_of(whole, f"multipart/form-data; boundary={by.decode()}")
+
+    assert form(b"1", b"2", by=b"----x") == form(b"1", b"2", by=b"a-")
+    assert len({form(*each, by=b"-") for each in ([b"12"], [b"1", b"2"], [b"", b"12"])}) == 3
+    text = digest_of(b"--x\r\n1--x--", "text/plain; boundary=x")
+    assert text == hashlib.sha256(b"--x\r\n1--x--").digest()

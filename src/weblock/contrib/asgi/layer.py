@@ -25,10 +25,11 @@ from ..._platform.logs import logger
 from ..._platform.threads import beside_loop
 from ..._runtime.clock import part_of
 from ...aio import AsyncLocks
-from ...errors import LeaseLost, StrangePath
+from ...errors import LeaseLost, LockTimeout, StrangePath
 from ..kit import (
     BODY_WAIT,
     SENT_TOO_EARLY,
+    BodyDigest,
     ClientGone,
     Execution,
     Match,
@@ -39,7 +40,6 @@ from ..kit import (
     answers,
     innermost,
     opened,
-    parts_of,
     problem_of,
     seconds_or_none,
     to_its_end,
@@ -396,16 +396,22 @@ class LockMiddleware(RuleMiddleware[App]):
             assert self.texts
             await of_rules.read_ahead()
             body = await _whole(receive, spec.refuse_body)
-            content_type = ",".join(_header(scope, "content-type"))
+            digest = BodyDigest(",".join(_header(scope, "content-type")))
+            digest.add(body)
             asked = spec.asked_for(
                 scope,
                 method=scope["method"],
                 path=scope["path"],
                 sent=_header(scope, spec.header.lower()),
-                parts=parts_of(scope.get("query_string", b""), body, content_type),
+                parts=[scope.get("query_string", b""), digest.digest()],
             )
             execution = Execution(self.texts, spec, asked, of_rules)
-            if answer := await execution.begin(of_rules.hold):
+            lease = busy = None
+            try:
+                lease = await of_rules.hold(spec.keys_of(asked), spec.options)
+            except LockTimeout as error:
+                busy = error
+            if answer := await execution.begin(lease, busy):
                 await send_answer(send, answer.replayed)
                 return
             receive, send = _again(body, receive), partial(note, execution, send)

@@ -199,7 +199,7 @@ def interruptible(endpoint: Any) -> Any:
     async def call(*args: Any, **kwargs: Any) -> Any:
         task = asyncio.current_task()
         known = interrupting.get()
-        request = known and known()
+        request = known() if known else None
         # The endpoint may belong to another request, which a handler of this one sends to an application.
         if task is None or request is None or part_of.get() is not request.book.flow:
             return await endpoint(*args, **kwargs)

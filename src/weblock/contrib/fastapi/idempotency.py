@@ -6,41 +6,25 @@ other middleware sees an ordinary response, each time.
 """
 
 import inspect
+from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Unpack
 
 import anyio
-from fastapi import (
-    BackgroundTasks,
-    Depends,
-    FastAPI,
-    Header,
-    HTTPException,
-    Request,
-    params,
-)
-from fastapi.concurrency import run_in_threadpool
-from starlette.datastructures import UploadFile
+from fastapi import BackgroundTasks, Depends, FastAPI, Header, Request, params
 
-from ..._adapting import KeptTexts
-from ...aio import AsyncLocks
+from ..._runtime.blocking import drive
 from ...errors import ConfigurationError, LockTimeout, WeblockError
-from ..asgi import AsyncRequestLocks, request_locks
+from ..asgi import request_locks
 from ..asgi.layer import note, send_answer
 from ..asgi.protocol import App, Message, Receive, Scope, Send
 from ..asgi.request import SCOPE_KEY
-from ..kit import Execution, shown
-from ..kit.idempotency import (
-    Asked,
-    IdempotencyOptions,
-    IdempotencySpec,
-    Replay,
-    body_consumed,
-    form_parts,
-)
-from ..kit.once import LONGEST, for_engine
+from ..kit import BodyDigest, ClientGone, Execution, shown
+from ..kit.idempotency import IdempotencyOptions, IdempotencySpec, Replay, body_consumed
+
+if TYPE_CHECKING:
+    from ..sqlalchemy.idempotency import OneTransaction
 
 _EXCHANGE: Final = "weblock.exchange"
 """Where a scope has its ``_Exchange``."""
@@ -76,16 +60,8 @@ def idempotent(
         ConfigurationError: An option cannot work.
         TypeError: ``session`` is no dependency.
     """
-    stores: object = store
-    if stores not in ("database", "engine") or (stores == "engine" and session):
-        raise ConfigurationError(
-            f'idempotent(store={stores!r:.80}) must be "database", with session=get_session, or "engine",'
-            " without a session"
-        )
-    if store == "engine":
-        options = {"max_body": LONGEST, **options}
     functions: dict[str, object] = {"caller": caller}
-    if store == "database":
+    if session or store == "database":
         functions["session"] = session
     for name, function in functions.items():
         if isinstance(function, params.Depends) or not (callable(function) or name == "caller"):
@@ -93,8 +69,13 @@ def idempotent(
                 f"idempotent({name}=...) takes the function of a dependency, not called and without Depends,"
                 f" and was given {shown(function)}: write idempotent(caller=current_user, session=get_session)"
             )
-    spec = IdempotentDependency.written(caller, session=session, **options)  # type: ignore[call-arg]
-    return spec if session else for_engine(spec)
+    if session and store == "engine":
+        raise ConfigurationError(
+            'idempotent(store="engine") stores no answer in a database: leave session= out, and give'
+            " Depends(get_session) to the endpoint"
+        )
+    more: dict[str, Any] = {**options, "store": store, "session": session}
+    return IdempotentDependency.written(caller, **more)
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,10 +87,6 @@ class IdempotentDependency(IdempotencySpec):
 
     session: Callable[..., Any] | None = None
     """The dependency that gives the session; without one, the engine stores the answers."""
-
-    def texts(self, locks: AsyncLocks) -> KeptTexts:
-        """Return where the engine keeps the answers. Raises ``ConfigurationError`` if it keeps none."""
-        return KeptTexts(locks, 'idempotent(store="engine")')
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -150,113 +127,59 @@ class IdempotentDependency(IdempotencySpec):
             method=request.method,
             path=request.scope["path"],
             sent=request.headers.getlist(self.header),
-            parts=[request.scope["query_string"], *await _parts_of(request, exchange)],
+            parts=[request.scope["query_string"], await exchange.digest_of_body()],
         )
-        locks, innermost = request_locks(request.scope), request.scope[SCOPE_KEY]
+        held, innermost = request_locks(request.scope), request.scope[SCOPE_KEY]
         innermost.hold_back(lambda: background.tasks)
-        if self.session is None:
-            async with self._kept_by_engine(exchange, request, asked):
-                yield None
-            return
-        from ..sqlalchemy.idempotency import OneTransaction, session_of
-        from ..sqlalchemy.sessions import end_reading_of, leave_as_read, read_all_again, run_with
+        lease, busy, ended = None, None, []
+        if self.session:
+            from ..sqlalchemy.idempotency import OneTransaction, session_of
+            from ..sqlalchemy.sessions import (
+                end_reading_of,
+                leave_as_read,
+                read_all_again,
+                run_with,
+            )
 
-        target = session_of(session)
-        once, ended = (
-            OneTransaction(target, self, asked, locks.locks),
-            await end_reading_of(session),
-        )
-
-        async def run(work: Callable[..., Any], *given: object) -> Any:
-            return await run_with(lambda _session: work(*given), target)
-
+            target = session_of(session)
+            once = OneTransaction(target, self, asked, held, held.locks)
+            exchange.run = lambda work, *given: run_with(lambda _session: work(*given), target)
+            ended = [await end_reading_of(session)]
+        else:
+            execution = Execution(self.texts(held.locks), self, asked, held, keeps_errors=True)
         try:
             try:
-                await locks.hold(self.keys_of(asked), self.options)
-                found = await run(once.begin)
-            except LockTimeout as busy:
-                # The other request may have been committed, and be sending its answer.
-                found = await run(once.find, busy)
+                lease = await held.hold(self.keys_of(asked), self.options)
+            except LockTimeout as error:
+                busy = error
+            if self.session:
+                found = await exchange.run(lambda: drive(once.begin(lease, busy)))
+            else:
+                found = await execution.begin(lease, busy)
         except BaseException:
-            leave_as_read([ended])
+            if ended:
+                leave_as_read(ended)
             raise
         if found:
             exchange.replay = Replay(found)
             raise exchange.replay
-        exchange.once, exchange.run, exchange.spec, exchange.locks = once, run, self, locks
+        if self.session:
+            exchange.once = once
+        else:
+            exchange.execution = execution
         try:
-            await read_all_again([ended])
+            if ended:
+                await read_all_again(ended)
             yield session
         except BaseException:
-            await exchange.close()
+            await exchange.roll_back()
             raise
-        finally:
-            with anyio.CancelScope(shield=True):
-                await request.close()
-
-    @asynccontextmanager
-    async def _kept_by_engine(
-        self, exchange: "_Exchange", request: Request, asked: Asked
-    ) -> AsyncIterator[None]:
-        """Have a request executed in the block, and its answer kept when the application has ended."""
-        locks = request_locks(request.scope)
-        execution = Execution(self.texts(locks.locks), self, asked, locks, keeps_errors=True)
-        if found := await execution.begin(locks.hold):
-            exchange.replay = Replay(found)
-            raise exchange.replay
-        exchange.execution = execution
-        try:
-            yield
-        except BaseException:
-            exchange.execution = None  # What was raised is not kept.
-            raise
-        finally:
-            with anyio.CancelScope(shield=True):
-                await request.close()
 
 
 _DESCRIPTION: Final = (
     "Required. A new random string, such as a UUID, for each operation, and the same string when the"
     " request is sent again: the operation is then executed once."
 )
-
-
-async def _parts_of(request: Request, exchange: "_Exchange") -> list[bytes]:
-    """Return the body of a request; of a form its parts, whatever separates them.
-
-    Raises ``ConfigurationError`` if the application has read some of it as a stream.
-    """
-    content_type, before = request.headers.get("content-type", ""), exchange.received
-    has_body = (
-        request.headers.get("content-length", "0") != "0"
-    )  # Middleware may have made it shorter.
-    kind = content_type.partition(";")[0].strip().lower()
-    exchange.is_asking = True
-    try:
-        if kind != "multipart/form-data":
-            with suppress(RuntimeError):  # FastAPI has parsed a form.
-                body = await request.body()
-                if len(body) == exchange.received and (body or not has_body):
-                    return [body]
-        if kind in ("multipart/form-data", "application/x-www-form-urlencoded"):
-            sent = (await request.form()).multi_items()
-            fields = [(name, value) for name, value in sent if isinstance(value, str)]
-            files = [
-                (name, value.filename, value.content_type, value.file)
-                for name, value in sent
-                if isinstance(value, UploadFile)
-            ]
-            size = exchange.received
-            if before in (0, size) and (size or not has_body):
-                parts = await run_in_threadpool(form_parts, content_type, size, fields, files)
-                if parts is not None:
-                    return parts
-    except (RuntimeError, HTTPException):
-        if not before:
-            raise
-    finally:
-        exchange.is_asking = False
-    raise body_consumed("`await request.body()` instead of request.stream()")
 
 
 def replaying(app: App, *, of: FastAPI, used_by: Callable[[FastAPI], bool]) -> App:
@@ -268,7 +191,7 @@ def replaying(app: App, *, of: FastAPI, used_by: Callable[[FastAPI], bool]) -> A
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        scope[_EXCHANGE] = exchange = _Exchange(receive, send)
+        scope[_EXCHANGE] = exchange = _Exchange(scope, receive, send)
         try:
             await app(scope, exchange.receive, exchange.send)
         except Exception as error:
@@ -279,7 +202,8 @@ def replaying(app: App, *, of: FastAPI, used_by: Callable[[FastAPI], bool]) -> A
                     raise known from None
                 raise
         finally:
-            await exchange.close()
+            if exchange.once:  # The application may have ended without a response.
+                await exchange.roll_back()
         if exchange.replay is not None:
             await send_answer(send, exchange.replay.answer)
 
@@ -289,36 +213,49 @@ def replaying(app: App, *, of: FastAPI, used_by: Callable[[FastAPI], bool]) -> A
 class _Exchange:
     """The messages of one request, of which the response is sent when its work was committed."""
 
-    once: Any = None
-    """The ``OneTransaction`` of an idempotent request."""
+    once: "OneTransaction | None" = None
+    """The work of an idempotent request whose answer its database stores."""
     execution: Execution | None = None
     """An idempotent request whose answer the engine keeps, when the application has ended."""
     run: Callable[..., Any]
     """Runs what uses the session, where the session may be used."""
-    spec: IdempotencySpec
-    locks: AsyncRequestLocks
     replay: Replay | None = None
     """Why the application ends: its response, or that of a mounted application to the error, is dropped."""
-    received = 0
-    """Bytes of the body that the application has."""
-    is_asking = False
-    """Whether ``_parts_of`` reads the body, and not the application."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = dict(scope["headers"])
+        # Middleware may have made the body shorter, but not empty.
+        self._has_body = fields.get(b"content-length", b"0") != b"0"
+        self._body = BodyDigest(fields.get(b"content-type", b"").decode("latin-1"))
+        self._is_whole = False
+        self._ahead: deque[Message] = deque()
+        """The messages that were read before the application has asked for them."""
         self._receive = receive
         self._send = send
         self._start: Message = {}
-        self._is_whole = False
+
+    async def digest_of_body(self) -> bytes:
+        """Return a digest of the body, of which the application may have received any part.
+
+        Raises ``ClientGone``, and ``ConfigurationError`` if middleware has taken the body away.
+        """
+        while not self._is_whole:
+            message = await self._receive_next()
+            if message["type"] != "http.request":
+                raise ClientGone
+            self._ahead.append(message)
+        if self._has_body and not self._body.size:
+            raise body_consumed("`await request.body()` instead of request.stream() in middleware")
+        return self._body.digest()
 
     async def receive(self) -> Message:
         """Return the next message; the application's ``receive``."""
-        if (
-            self._is_whole and self.is_asking
-        ):  # The next one is a disconnect, for which it would wait.
-            return {"type": "http.request", "body": b"", "more_body": False}
+        return self._ahead.popleft() if self._ahead else await self._receive_next()
+
+    async def _receive_next(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
-            self.received += len(message.get("body", b""))
+            self._body.add(message.get("body", b""))
             self._is_whole = not message.get("more_body", False)
         return message
 
@@ -330,7 +267,7 @@ class _Exchange:
         if self.execution:
             await note(self.execution, self._send, message)
             return
-        if self.once is not None and not self.once.ended:
+        if self.once and self.once.is_joined:
             if kind == "http.response.start":
                 self._start = message
                 return
@@ -341,30 +278,23 @@ class _Exchange:
                 "http.response.zerocopysend",
             ):
                 streams = kind != "http.response.body" or message.get("more_body", False)
-                await self._complete(None if streams else message.get("body", b""))
+                headers = [
+                    (name.decode("latin-1"), value.decode("latin-1"))
+                    for name, value in self._start.get("headers", ())
+                ]
+                body = None if streams else message.get("body", b"")
+                try:
+                    await self.run(self.once.note, self._start["status"], headers, body)
+                except Replay as replay:
+                    self.replay = replay
+                    raise
                 await self._send(self._start)
         await self._send(message)
 
-    async def _complete(self, body: bytes | None) -> None:
-        headers = [_decoded(pair) for pair in self._start.get("headers", ())]
-        answer = self.spec.answer_of(self._start["status"], headers, body)
-        if answer is None:
-            await self.run(self.once.roll_back)
-            return
-        self.locks.check_done()
-        try:
-            await self.run(self.once.commit, answer)
-        except Replay as replay:
-            self.replay = replay
-            raise
-
-    async def close(self) -> None:
-        """Roll back what was not committed: the application has failed, or has ended without a response."""
-        if self.once is not None and not self.once.ended:
+    async def roll_back(self) -> None:
+        """Undo what was not committed, and store no answer."""
+        if self.execution:
+            self.execution.roll_back()
+        if self.once and self.once.is_joined:
             with anyio.CancelScope(shield=True):
                 await self.run(self.once.roll_back)
-
-
-def _decoded(pair: tuple[bytes, bytes]) -> tuple[str, str]:
-    name, value = pair
-    return name.decode("latin-1"), value.decode("latin-1")

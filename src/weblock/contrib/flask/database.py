@@ -9,7 +9,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from flask import Flask, has_app_context, has_request_context, request
 
 from ...errors import ConfigurationError
-from ...sync import Lease, Locks
+from ...sync import Lease
 from ..kit import watch_sessions
 from ..kit.guarding import DATABASE_GUARD, GuardKind
 from ..wsgi.request import ENVIRON_KEY, RequestLocks
@@ -90,7 +90,9 @@ class Database:
                 guard(self._sessions(), lease, fence=True, wait=self._wait)
             guarded.append((lease, self._wait))
 
-    def one_transaction(self, spec: IdempotencySpec, asked: Asked, locks: Locks) -> OneTransaction:
+    def one_transaction(
+        self, spec: IdempotencySpec, asked: Asked, held: RequestLocks
+    ) -> OneTransaction:
         """Return the transaction of an idempotent request, for ``db.session``; what it has read is ended.
 
         Raises ``ConfigurationError`` if there is none, or if it cannot join a transaction.
@@ -103,7 +105,7 @@ class Database:
         from ..sqlalchemy.idempotency import OneTransaction
 
         self.end_reading()
-        return OneTransaction(self._sessions(), spec, asked, locks)
+        return OneTransaction(self._sessions(), spec, asked, held, held.locks)
 
     def around(self, app: WSGIApplication) -> WSGIApplication:
         """Return the application; a session that outlives a request is not guarded after it.
@@ -137,7 +139,7 @@ def _guard_new(session: Any) -> None:
     from ..sqlalchemy import guard
 
     if has_request_context():
-        if (joined := request.environ.get(JOINED)) and not joined.ended:
+        if (joined := request.environ.get(JOINED)) and joined.is_joined:
             raise ConfigurationError(
                 "an idempotent view uses a second db.session, which cannot be committed together with its"
                 " answer: leave out db.session.remove(), and other application contexts",

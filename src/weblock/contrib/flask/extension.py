@@ -32,12 +32,12 @@ from ..kit import (
     refuse_other_application,
 )
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, GuardKind, refuse_guard
-from ..kit.idempotency import IdempotencyOptions
+from ..kit.idempotency import IdempotencyOptions, IdempotencySpec
 from ..kit.sql import LOCK_WAIT
 from ..wsgi import RequestLayer, Rewrite
 from ..wsgi.layer import Respond, respond_with
 from .database import Database
-from .idempotency import ViewSpec, decorated_once
+from .idempotency import decorated_once
 from .views import (
     GIVEN,
     NAME,
@@ -210,7 +210,7 @@ class WebLock:
         Raises:
             ConfigurationError: An option cannot work.
         """
-        spec = ViewSpec.of_view(caller, store, options)
+        spec = IdempotencySpec.written(caller, store=store, **options)  # type: ignore[call-arg]
 
         def decorate(view: F) -> F:
             found = decorated_once(view, spec)

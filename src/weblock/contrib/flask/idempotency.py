@@ -3,59 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flask import Response, current_app, request
 
-from ..._adapting import KeptTexts
-from ..._options import HoldOptions
 from ..._runtime.blocking import drive
-from ...errors import ConfigurationError, LockTimeout
-from ...keys import CheckedKey
-from ...sync import Lease, Locks
+from ...errors import LockTimeout
 from ..kit import Execution
-from ..kit.idempotency import (
-    Asked,
-    IdempotencyOptions,
-    IdempotencySpec,
-    Replay,
-    body_consumed,
-    form_parts,
-)
-from ..kit.once import LONGEST, for_engine
-from ..wsgi import RequestLocks, request_locks
+from ..kit.idempotency import IdempotencySpec, Replay, body_consumed, form_parts
+from ..wsgi import request_locks
 from ..wsgi.request import Body
 from .database import JOINED
 from .views import ONCE, installed
 
+if TYPE_CHECKING:
+    from ..sqlalchemy.idempotency import OneTransaction
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, repr=False)
-class ViewSpec(IdempotencySpec):
-    """A description of what a view executes once."""
-
-    store: str = "database"
-    """Where its answers are stored: ``"database"`` or ``"engine"``."""
-
-    @classmethod
-    def of_view(cls, caller: object, store: object, options: IdempotencyOptions) -> ViewSpec:
-        """Return what a user has written. Raises ``ConfigurationError`` for what cannot work."""
-        if store not in ("database", "engine"):
-            raise ConfigurationError(f'store={store!r:.80} must be "database" or "engine"')
-        if store == "database":
-            return cls.written(caller, **options)
-        more: dict[str, Any] = {"max_body": LONGEST, **options, "store": store}
-        return for_engine(cls.written(caller, **more))
-
-    def texts(self, locks: Locks) -> KeptTexts:
-        """Return where the engine keeps the answers. Raises ``ConfigurationError`` if it keeps none."""
-        return KeptTexts(locks, '@locks.idempotent(store="engine")')
-
-
-def decorated_once(view: F, spec: ViewSpec) -> F:
+def decorated_once(view: F, spec: IdempotencySpec) -> F:
     """Return a view that is executed once."""
     if isinstance(view, type) or not callable(view):
         raise TypeError(
@@ -74,7 +42,7 @@ def decorated_once(view: F, spec: ViewSpec) -> F:
     return once  # type: ignore[return-value]
 
 
-def _execute(view: Callable[[], Any], spec: ViewSpec) -> Response:
+def _execute(view: Callable[[], Any], spec: IdempotencySpec) -> Response:
     """Return the response of a view that was executed now. Raises ``Replay`` if it was before."""
     caller = current_app.ensure_sync(spec.caller)() if callable(spec.caller) else None
     asked = spec.asked(
@@ -85,46 +53,26 @@ def _execute(view: Callable[[], Any], spec: ViewSpec) -> Response:
         parts=[request.query_string, *_parts_of_body()],
     )
     held = request_locks(request.environ)
+    once: Execution | OneTransaction
     if spec.store == "engine":
-        return _execute_and_keep(view, spec, asked, held)
-    transaction = installed().database.one_transaction(spec, asked, held.locks)
+        once = Execution(spec.texts(held.locks), spec, asked, held, keeps_errors=True)
+    else:
+        once = request.environ[JOINED] = installed().database.one_transaction(spec, asked, held)
+    lease = busy = None
     try:
-        held.hold(spec.keys_of(asked), spec.options)
-        found = transaction.begin()
-    except LockTimeout as busy:
-        # The other request may have been committed, and be sending its answer.
-        found = transaction.find(busy)
-    if found:
-        raise Replay(found)
-    request.environ[JOINED] = transaction
-    try:
+        try:
+            lease = held.hold(spec.keys_of(asked), spec.options)
+        except LockTimeout as error:
+            busy = error
+        if found := drive(once.begin(lease, busy)):
+            raise Replay(found)
         response = current_app.make_response(view())
         streams = response.is_streamed or response.direct_passthrough
         body = None if streams else response.get_data()
-        if answer := spec.answer_of(response.status_code, response.headers.items(), body):
-            held.check_done()
-            transaction.commit(answer)
-    finally:
-        transaction.roll_back()
-    return response
-
-
-def _execute_and_keep(
-    view: Callable[[], Any], spec: ViewSpec, asked: Asked, held: RequestLocks
-) -> Response:
-    """Do the same as ``_execute``. The engine keeps the answer when the request has ended."""
-    execution = Execution(spec.texts(held.locks), spec, asked, held, keeps_errors=True)
-
-    async def acquire(keys: Sequence[CheckedKey], options: HoldOptions) -> Lease:
-        return held.hold(keys, options)
-
-    if found := drive(execution.begin(acquire)):
-        raise Replay(found)
-    response = current_app.make_response(view())
-    streams = response.is_streamed or response.direct_passthrough
-    execution.start(response.status_code, response.headers.items())
-    execution.add(None if streams else response.get_data())
-    execution.complete()
+        once.note(response.status_code, response.headers.items(), body)
+    except BaseException:
+        once.roll_back()
+        raise
     return response
 
 

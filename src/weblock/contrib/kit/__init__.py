@@ -39,7 +39,8 @@ from .book import (
     watch_sessions,
 )
 from .guarding import FenceLocked, StaleFence
-from .once import Execution, Idempotent, parts_of
+from .idempotency import BodyDigest
+from .once import Execution, Idempotent
 from .problems import ClientGone, Problem, Rewrite, answers, checked, problem_of
 from .rules import Match, Rule, RuleSet, methods_of
 from .spec import (
@@ -60,6 +61,7 @@ __all__ = [
     "LONGEST_LABEL",
     "SENT_TOO_EARLY",
     "Asked",
+    "BodyDigest",
     "Book",
     "ClientGone",
     "Execution",
@@ -89,7 +91,6 @@ __all__ = [
     "methods_of",
     "name_of",
     "opened",
-    "parts_of",
     "problem_of",
     "refuse_other_application",
     "request_values",

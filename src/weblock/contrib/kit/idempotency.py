@@ -34,11 +34,11 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Self, TypedDict, Unpack
 from uuid import UUID
 
-from ..._adapting import tell
+from ..._adapting import KeptTexts, tell
 from ..._api import BaseLocks
 from ..._options import Duration, seconds
 from ..._platform.logs import logger
@@ -79,6 +79,9 @@ REPLAYED: Final = "Idempotency-Replayed"
 """The header of an answer that was stored: its value is ``true``."""
 
 ANONYMOUS: Final = "anonymous"
+
+LONGEST: Final = 64 * 1024
+"""Bytes of a body that an engine keeps, at most."""
 
 ANSWER_SWEEPS: Final = 1 / 100
 """The share of executed requests that also delete expired answers."""
@@ -173,6 +176,8 @@ class IdempotencySpec(LockSpec):
     keep: float = 24 * 3600.0
     max_answers: int = 10_000
     max_body: int = 1024 * 1024
+    store: str = "database"
+    """Where the answers are stored: in the ``"database"`` of the work, or in the ``"engine"`` of the locks."""
 
     @classmethod
     def written(cls, caller: object, **options: Unpack[IdempotencyOptions]) -> Self:
@@ -204,7 +209,22 @@ class IdempotencySpec(LockSpec):
             value: object = getattr(made, name)
             if type(value) is not int or value < 1:
                 raise ConfigurationError(f"{name}={value!r:.80} must be a whole number from 1 on")
-        return made
+        if made.store not in ("database", "engine"):
+            raise ConfigurationError(f'store={made.store!r:.80} must be "database" or "engine"')
+        if made.store == "database":
+            return made
+        if "max_body" not in options:
+            made = replace(made, max_body=LONGEST)
+        elif made.max_body > LONGEST:
+            raise ConfigurationError(
+                f"max_body={made.max_body} is more than the {LONGEST} bytes that an engine keeps"
+            )
+        # Whatever is the default of the locks.
+        return replace(made, options={**made.options, "limit": 1, "on_unavailable": "raise"})
+
+    def texts(self, locks: BaseLocks) -> KeptTexts:
+        """Return where the engine keeps the answers. Raises ``ConfigurationError`` if it keeps none."""
+        return KeptTexts(locks, 'idempotent(store="engine")')
 
     def asked(
         self, *, caller: object, method: str, path: str, sent: Sequence[str], parts: Iterable[bytes]
@@ -306,6 +326,41 @@ def refuse_safe(methods: Iterable[str], what: str) -> None:
             f"{what} is idempotent(), but {' and '.join(safe)} requests can be repeated anyway, and their"
             " answers would be outdated: use it for POST, PUT, PATCH and DELETE"
         )
+
+
+class BodyDigest:
+    """A digest of a body that arrives in pieces; of a form, it is the same whatever separates its parts."""
+
+    def __init__(self, content_type: str) -> None:
+        _, is_form, boundary = content_type.partition("boundary=")
+        self._separator = b""
+        if is_form and content_type.lower().startswith("multipart/"):
+            text = boundary.partition(";")[0].strip().strip('"')
+            self._separator = b"--" + text.encode("latin-1", "replace") if text else b""
+        self._rest = b""
+        """The end of what has arrived: a separator may begin in it."""
+        self._part = hashlib.sha256()
+        self._parts = hashlib.sha256()
+        self.size = 0
+
+    def add(self, piece: bytes) -> None:
+        """Take note of the next piece."""
+        self.size += len(piece)
+        rest = self._rest + piece
+        if self._separator:
+            *ended, rest = rest.split(self._separator)
+            for each in ended:
+                self._part.update(each)
+                self._parts.update(self._part.digest())
+                self._part = hashlib.sha256()
+        end = max(0, len(rest) - max(0, len(self._separator) - 1))
+        self._part.update(rest[:end])
+        self._rest = rest[end:]
+
+    def digest(self) -> bytes:
+        """Return the digest of a body that is complete."""
+        self.add(self._separator)
+        return self._parts.digest() if self._separator else self._part.digest()
 
 
 def form_parts(

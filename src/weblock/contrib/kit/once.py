@@ -3,7 +3,7 @@
 A middleware takes these steps:
 
 1. It reads the whole body of the request, and makes an ``Execution``.
-2. ``begin`` acquires the key of the request, and returns the kept answer, which is sent instead. If there is
+2. It acquires the key of the request. ``begin`` returns the kept answer, which is sent instead. If there is
    none, the application is called.
 3. The application responds. ``start`` and ``add`` note the response, which waits as that of any request
    that locks.
@@ -29,13 +29,12 @@ import inspect
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, Protocol, Required, Self, TypeVar
+from typing import Any, Final, Protocol, Required, Self
 
 from ..._adapting import KeptTexts
 from ..._api import BaseLease
-from ..._options import HoldOptions
 from ..._platform.logs import logger
 from ..._runtime.blocking import drive
 from ...errors import (
@@ -47,21 +46,16 @@ from ...errors import (
     LockTimeout,
     TooManyAnswers,
 )
-from ...keys import CheckedKey, signature_of
+from ...keys import signature_of
 from ...sync import Locks
 from .idempotency import Answer, Asked, IdempotencyOptions, IdempotencySpec, Stored
 from .spec import name_of
-
-LONGEST: Final = 64 * 1024
-"""Bytes of a body that an engine keeps, at most."""
 
 SEARCHED: Final = 100_000
 """How many answers of an engine are searched for an idempotency key, at most."""
 
 FORMAT: Final = 1
 """The version of the texts, which are JSON."""
-
-S = TypeVar("S", bound=IdempotencySpec)
 
 
 class Idempotent(IdempotencyOptions, total=False):
@@ -81,7 +75,6 @@ class Idempotent(IdempotencyOptions, total=False):
 class RuleOnce(IdempotencySpec):
     """What ``Rule(idempotent=...)`` describes."""
 
-    max_body: int = LONGEST
     max_request: int = 1024 * 1024
 
     @classmethod
@@ -95,7 +88,7 @@ class RuleOnce(IdempotencySpec):
             raise ConfigurationError(
                 f"idempotent= has {unknown[0]!r:.80}; available: {', '.join(Idempotent.__annotations__)}"
             )
-        spec = for_engine(cls.written(**{"caller": None, **given}))
+        spec = cls.written(**{"caller": None, **given, "store": "engine"})
         most: object = spec.max_request
         if type(most) is not int or most < 1:
             raise ConfigurationError(f"max_request={most!r:.80} must be a whole number from 1 on")
@@ -119,17 +112,6 @@ class RuleOnce(IdempotencySpec):
             raise BodyTooLong(self.max_request)
 
 
-def for_engine(spec: S) -> S:
-    """Return a spec whose answers an engine keeps. Raises ``ConfigurationError`` if they can be too long."""
-    if spec.max_body > LONGEST:
-        raise ConfigurationError(
-            f"max_body={spec.max_body} is more than the {LONGEST} bytes that an engine keeps"
-        )
-    # Whatever is the default of the locks.
-    options: HoldOptions = {**spec.options, "limit": 1, "on_unavailable": "raise"}
-    return replace(spec, options=options)
-
-
 def _refuse_caller(caller: Callable[..., object]) -> None:
     try:
         signature_of(caller).bind(None)
@@ -143,15 +125,6 @@ def _refuse_caller(caller: Callable[..., object]) -> None:
             f"{name_of(caller)}, the caller= of idempotent=, is async: write a plain function, which does"
             " not block"
         )
-
-
-def parts_of(query: bytes, body: bytes, content_type: str) -> list[bytes]:
-    """Return the query and the body of a request; of a form its parts, whatever separates them."""
-    _, is_form, boundary = content_type.partition("boundary=")
-    if not (is_form and content_type.lower().startswith("multipart/")):
-        return [query, body]
-    separator = boundary.partition(";")[0].strip().strip('"').encode("latin-1", "replace")
-    return [query, *(body.split(b"--" + separator) if separator else [body])]
 
 
 class KeptAnswers:
@@ -210,18 +183,13 @@ class Execution:
         self._body = bytearray()
         self._is_complete = self._is_long = False
 
-    async def begin(
-        self, acquire: Callable[[Sequence[CheckedKey], HoldOptions], Awaitable[BaseLease]]
-    ) -> Answer | None:
-        """Acquire the key. Return the kept answer; ``None`` if the request is to be executed.
+    async def begin(self, lease: BaseLease | None, busy: LockTimeout | None) -> Answer | None:
+        """Return the kept answer; ``None`` if the request is to be executed.
 
-        Raises what ``acquire`` raises, ``EngineUnavailable``, ``IdempotencyKeyReused`` and ``TooManyAnswers``.
+        ``lease`` is that of the key; without it, ``busy`` says why, which is raised if there is no answer. Raises
+        ``EngineUnavailable``, ``IdempotencyKeyReused`` and ``TooManyAnswers``.
         """
-        busy = None
-        try:
-            self._lease = await acquire([self._key], self._spec.options)
-        except LockTimeout as error:
-            busy = error
+        self._lease = lease
         # If it is busy, the other request may have ended by now.
         found = await self._texts.find(self._key, self._asked.caller)
         if found.text is None:
@@ -256,6 +224,16 @@ class Execution:
     def complete(self) -> None:
         """Note that the body is complete."""
         self._is_complete = True
+
+    def note(self, status: int, headers: Iterable[tuple[str, str]], body: bytes | None) -> None:
+        """Note a whole response; its body is ``None`` if it streams."""
+        self.start(status, headers)
+        self.add(body)
+        self.complete()
+
+    def roll_back(self) -> None:
+        """Keep no answer."""
+        self._lease = None
 
     async def end(self, status: int) -> None:
         """Keep the answer, once, if the response is to be kept.

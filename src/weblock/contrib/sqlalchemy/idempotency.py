@@ -7,7 +7,8 @@ complete, ``commit`` inserts it into the table of answers, and commits everythin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -32,10 +33,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 from sqlalchemy.util.concurrency import in_greenlet
 
-from ..._api import BaseLocks
+from ..._api import BaseLease, BaseLocks
 from ..._platform.logs import logger
 from ...errors import AnswersUnavailable, ConfigurationError, LockTimeout
-from ..kit import shown
+from ..kit import RequestLeases, shown
 from ..kit.idempotency import (
     ANSWER_LENGTHS,
     ANSWERS,
@@ -96,7 +97,12 @@ class OneTransaction:
     """All that a session does for an idempotent request, and the answer to it."""
 
     def __init__(
-        self, session: Session, spec: IdempotencySpec, asked: Asked, locks: BaseLocks
+        self,
+        session: Session,
+        spec: IdempotencySpec,
+        asked: Asked,
+        held: RequestLeases[Any],
+        locks: BaseLocks,
     ) -> None:
         """Raises ``ConfigurationError`` for a session whose commits nothing can be added to."""
         if GUARDED in session.info:
@@ -111,12 +117,14 @@ class OneTransaction:
             raise _refusal("is bound to several databases: bind it to one engine") from error
         if not isinstance(engine, Engine):
             raise _refusal("is bound to a connection: bind it to the engine")
-        self.ended = False
-        """Whether everything was committed or rolled back: the session is an ordinary one again."""
+        self.is_joined = False
+        """Whether the session is part of the transaction, so that what it commits are savepoints."""
         self.wrote = False
         """Whether anything but plain SELECTs was sent."""
         self._session = session
         self._engine = engine
+        self._spec = spec
+        self._held = held
         self._connection: Connection | None = None
         self._transaction: RootTransaction | None = None
         self._committing = False
@@ -133,23 +141,34 @@ class OneTransaction:
         """Whether the session has sent anything, since which it may see old rows."""
         return self._connection is not None
 
-    def find(self, busy: LockTimeout | None = None) -> Answer | None:
-        """Return the stored answer. Raises ``AnswersUnavailable``, and the errors of ``Answers.find``."""
-        return self._look(lambda: self._answers.find(busy))
-
-    def begin(self) -> Answer | None:
+    async def begin(self, lease: BaseLease | None, busy: LockTimeout | None) -> Answer | None:
         """Return the stored answer; if there is none, let the session join the transaction.
 
-        Raises as ``find`` and ``Answers.find_or_admit``, and ``ConfigurationError`` if the session has begun.
+        Without ``lease``, ``busy`` says why: it is raised if there is no answer. Raises ``AnswersUnavailable``, the
+        errors of ``Answers.find_or_admit``, and ``ConfigurationError`` if the session has begun.
         """
-        if found := self._look(self._answers.find_or_admit):
+        find = self._answers.find_or_admit if lease else lambda: self._answers.find(busy)
+        if found := self._look(find):
             return found
         if has_begun(self._session):
             raise _refusal("is in use by another task of the request")
+        self.is_joined = True
         self._session.info[ONCE] = self
         self._session.join_transaction_mode = "create_savepoint"
         self._session.get_bind = self._joined  # type: ignore[method-assign]
         return None
+
+    def note(self, status: int, headers: Iterable[tuple[str, str]], body: bytes | None) -> None:
+        """Commit the work and the answer; or roll back, if the answer is not to be stored.
+
+        ``body`` is ``None`` if the response streams. Raises as ``IdempotencySpec.answer_of`` and ``commit``, and
+        ``LeaseLost``.
+        """
+        if answer := self._spec.answer_of(status, headers, body):
+            self._held.check_done()
+            self.commit(answer)
+        else:
+            self.roll_back()
 
     def commit(self, answer: Answer) -> None:
         """Commit the work and its answer.
@@ -177,21 +196,18 @@ class OneTransaction:
             self._answers.sweep(connection.begin)
         except DBAPIError:
             self.roll_back()
-            try:
-                found = self.find()
-            except AnswersUnavailable:
-                found = None
-            if found:
-                raise Replay(found) from None
+            with suppress(AnswersUnavailable):
+                if found := self._look(self._answers.find):
+                    raise Replay(found) from None
             raise
         finally:
             self.roll_back()
 
     def roll_back(self) -> None:
         """Undo what was not committed. After this, the session is an ordinary one."""
-        if self.ended:
+        if not self.is_joined:
             return
-        self.ended = True
+        self.is_joined = False
         try:
             if not self._committing:
                 self._session.rollback()
@@ -245,7 +261,7 @@ class OneTransaction:
         return self._connection
 
     def _sending(self, connection: Connection, _cursor: object, sql: str, *_more: object) -> None:
-        if self.ended or self._committing:
+        if self._committing or not self.is_joined:
             return
         self.wrote = self.wrote or has_effect(sql)
         database = connection.dialect.name
@@ -257,7 +273,7 @@ class OneTransaction:
                 raise _refusal(_ROLLED_BACK)
 
     def _ending(self, connection: Connection) -> None:
-        if not (self._committing or self.ended):
+        if self.is_joined and not self._committing:
             connection.connection.rollback()  # SQLAlchemy returns it to its pool as it is.
             raise _refusal("was committed on its connection: use session.commit()")
 

@@ -19,16 +19,16 @@ from http.client import responses
 from typing import Any, Self, Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from ..._options import Duration, HoldOptions, LocksOptions
+from ..._options import Duration, LocksOptions
 from ..._platform.logs import logger
 from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
-from ...errors import LeaseLost, StrangePath
-from ...keys import CheckedKey
-from ...sync import Lease, Locks
+from ...errors import LeaseLost, LockTimeout, StrangePath
+from ...sync import Locks
 from ..kit import (
     BODY_WAIT,
     SENT_TOO_EARLY,
+    BodyDigest,
     ClientGone,
     Execution,
     Match,
@@ -41,7 +41,6 @@ from ..kit import (
     answers,
     innermost,
     opened,
-    parts_of,
     seconds_or_none,
     watch_sessions,
 )
@@ -402,19 +401,22 @@ class LockMiddleware(RuleMiddleware[WSGIApplication]):
             of_rules.read_ahead()
             body = whole_body(environ, spec.refuse_body)
             environ["wsgi.input"] = io.BytesIO(body)
+            digest = BodyDigest(environ.get("CONTENT_TYPE", ""))
+            digest.add(body)
             asked = spec.asked_for(
                 environ,
                 method=environ["REQUEST_METHOD"],
                 path=path_of(environ),
                 sent=headers_of(environ)(spec.header),
-                parts=parts_of(query_of(environ).encode(), body, environ.get("CONTENT_TYPE", "")),
+                parts=[query_of(environ).encode(), digest.digest()],
             )
             execution = Execution(self.texts, spec, asked, of_rules)
-
-            async def acquire(keys: Sequence[CheckedKey], options: HoldOptions) -> Lease:
-                return of_rules.hold(keys, options)
-
-            if answer := drive(execution.begin(acquire)):
+            lease = busy = None
+            try:
+                lease = of_rules.hold(spec.keys_of(asked), spec.options)
+            except LockTimeout as error:
+                busy = error
+            if answer := drive(execution.begin(lease, busy)):
                 start_response(status_line(answer.status), list(answer.replayed.headers))
                 return [answer.body]
         if keys:
