@@ -422,7 +422,7 @@ class Outbox(Output):
             await asyncio.shield(self._letting_go)
         if self._held:
             held, self._held, self.sent = self._held, [], True
-            # The application has ended, so it is told of no disconnect, and no stream of it is cancelled.
+            # The application has ended: no disconnect and no lost lease concerns it any more.
             await _send_all(held, self._send)
         self._send = _nowhere  # For the reason that ``Inbox.close`` has.
 
