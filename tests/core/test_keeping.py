@@ -62,7 +62,7 @@ class Engine(Store):
 
     def _answer(self, owner: str) -> Reply:
         held = owner == "holder"
-        return Reply(Held(7, self.clock + 10) if held else Waiting(3, 9.0, ()), self.clock)
+        return Reply(Held(7, self.clock + 10) if held else Waiting(3, 9.0), self.clock)
 
 
 def asked_of_an_engine(lease_due: float) -> list[list[str]]:

@@ -20,7 +20,7 @@ states = st.builds(
     KeyState,
     fence=st.integers(0, 2**63 - 1),
     grants=st.lists(grants, max_size=4).map(tuple),
-    queue=st.lists(places, max_size=4).map(tuple),
+    places=st.lists(places, max_size=4).map(lambda all_: {each.claim.owner: each for each in all_}),
     voided=st.lists(st.builds(Voided, texts, times), max_size=3).map(tuple),
     asked=st.integers(0, 2**63 - 1),
 )
@@ -47,7 +47,7 @@ def test_a_renewal_takes_as_much_room_as_the_lease(
         grants=tuple(
             each._replace(since=since, until=until, confirmed=True) for each in state.grants
         ),
-        queue=tuple(each._replace(until=until) for each in state.queue),
+        places={owner: each._replace(until=until) for owner, each in state.places.items()},
         voided=tuple(each._replace(until=until) for each in state.voided),
     )
     assert len(to_bytes(renewed)) == len(to_bytes(state))

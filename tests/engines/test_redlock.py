@@ -74,12 +74,10 @@ class TestTally:
 
     def test_a_waiter_that_some_have_let_in_is_to_ask(self) -> None:
         """With no fence agreed on, nobody holds; and who has a minority must see who came first."""
-        waiting = Reply(Waiting(2, 5003.0, ()), 5000.0)
+        waiting = Reply(Waiting(2, 5003.0), 5000.0)
         for replies in ((self.held(7), self.held(7), DOWN), (self.held(7), waiting, waiting)):
             assert self.votes(*replies).heartbeat(None) == Reply(Gone(), 100.0)
-        assert self.votes(waiting, waiting, DOWN).heartbeat(None) == Reply(
-            Waiting(2, 103.0, ()), 100.0
-        )
+        assert self.votes(waiting, waiting, DOWN).heartbeat(None) == Reply(Waiting(2, 103.0), 100.0)
 
 
 def test_who_is_rung_by_a_minority_looks_if_no_majority_follows() -> None:

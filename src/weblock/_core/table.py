@@ -33,7 +33,8 @@ the others ``HANDOFF`` seconds, not a whole ttl.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, count, islice
 from typing import Final, NamedTuple
 
 HANDOFF: Final = 1.5
@@ -88,7 +89,8 @@ class KeyState(NamedTuple):
     fence: int = 0
     grants: tuple[Grant, ...] = ()
     """In the order of their fences."""
-    queue: tuple[Place, ...] = ()
+    places: dict[str, Place] = {}  # noqa: RUF012 - like all of a state, it is replaced, never changed
+    """The queue in its order, by the waiters' owners: a waiter enters and leaves it without a search."""
     voided: tuple[Voided, ...] = ()
     asked: int = 0
     """The holders up to this fence were asked to release. It may stay: later fences are larger."""
@@ -99,9 +101,13 @@ class KeyState(NamedTuple):
         return self.grants[0] if self.grants else None
 
     @property
+    def queue(self) -> tuple[Place, ...]:
+        return tuple(self.places.values())
+
+    @property
     def blank(self) -> bool:
         """Whether nothing but the fence is worth remembering."""
-        return not self.grants and not self.queue and not self.voided
+        return not self.grants and not self.places and not self.voided
 
 
 class Moment(NamedTuple):
@@ -128,15 +134,13 @@ class Held(NamedTuple):
 class Waiting(NamedTuple):
     """The caller is in the queue, until ``until`` at least unless a holder releases.
 
-    ``ahead`` names the processes in front of it: those of waiters, nearest first, then those of
-    holders. ``recovering`` says why the engine grants nothing at the moment, if the caller waits for
-    that and not for another lease. ``holder`` is the label of the oldest lease, if the engine tells it,
-    and ``others`` how many leases there are besides.
+    ``recovering`` says why the engine grants nothing at the moment, if the caller waits for that and not
+    for another lease. ``holder`` is the label of the oldest lease, if the engine tells it, and
+    ``others`` how many leases there are besides.
     """
 
     position: int
     until: float
-    ahead: tuple[str, ...]
     recovering: str = ""
     holder: str = ""
     others: int = 0
@@ -197,7 +201,7 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
     now; one that is in the queue keeps its place.
     """
     woken: tuple[Grant, ...] = ()
-    if state.grants or state.queue or state.voided:
+    if state.grants or state.places or state.voided:
         state, woken = settle(state, moment)
         if any(voided.owner == claim.owner for voided in state.voided):
             return Step(state, GONE, woken)
@@ -206,22 +210,23 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
     if not grants:
         granted = _granted(state, moment, claim, claim.ttl, confirmed=True)
         return Step(granted, Held(granted.fence, moment.now + claim.ttl))
-    if _grant_of(state, claim.owner) or _waits(state, claim.owner):
+    places = state.places
+    if claim.owner in places or _grant_of(state, claim.owner):
         return _refreshed(state, moment, claim.owner, claim.ttl, woken)
-    queue = state.queue
-    if claim.limit > 1 and not queue and fits(claim, grants):
+    if claim.limit > 1 and not places and fits(claim, grants):
         granted = _granted(state, moment, claim, claim.ttl, confirmed=True)
         return Step(granted, Held(granted.fence, moment.now + claim.ttl), woken)
-    if 0 < room <= len(queue):
-        queue = _without_some_lapsed(queue, moment)
-        state = state._replace(queue=queue)
-    if len(queue) >= room:
+    if 0 < room <= len(places):
+        places = _without_some_lapsed(places, moment)
+        state = state._replace(places=places)
+    if len(places) >= room:
         label, others = grants[0].claim.label, len(grants) - 1
-        busy = Busy(_earliest_end(grants), len(queue), holder=label, others=others)
+        busy = Busy(_earliest_end(grants), len(places), holder=label, others=others)
         return Step(state, busy, woken)
-    queue = (*queue, Place(claim, moment.now + PLACE))
-    state = state._replace(queue=queue)
-    return Step(state, _waiting(state, len(queue) - 1), woken)
+    waiting = _waiting(grants, len(places))
+    places = places.copy()
+    places[claim.owner] = Place(claim, moment.now + PLACE)
+    return Step(state._replace(places=places), waiting, woken)
 
 
 def refresh(state: KeyState, moment: Moment, owner: str, ttl: float) -> Step:
@@ -248,23 +253,23 @@ def refresh_many(
     holders = {each.claim.owner for each in state.grants if _lives(each, moment)}
     if any(owner not in holders for owner, _ in beats):
         state, woken = settle(state, moment)
-    grants, queue = list(state.grants), list(state.queue)
+    grants, places = list(state.grants), state.places.copy()
     leases = {grant.claim.owner: index for index, grant in enumerate(grants)}
-    places = {place.claim.owner: index for index, place in enumerate(queue)}
+    positions = dict(zip(places, count(), strict=False))
     answers: list[Answer] = []
     for owner, ttl in beats:
         if (index := leases.get(owner)) is not None:
             until = max(grants[index].until, moment.now + ttl)
             grants[index] = grants[index]._replace(until=until, confirmed=True)
             answers.append(_held(grants[index], state))
-        elif (index := places.get(owner)) is not None:
-            queue[index] = queue[index]._replace(until=moment.now + PLACE)
-            answers.append(_waiting(state._replace(grants=tuple(grants)), index))
+        elif place := places.get(owner):
+            places[owner] = place._replace(until=moment.now + PLACE)
+            answers.append(_waiting(grants, positions[owner]))
         else:
             answers.append(GONE)
     owners = {owner for owner, _ in beats}
     woken = tuple(grant for grant in woken if grant.claim.owner not in owners)
-    return state._replace(grants=tuple(grants), queue=tuple(queue)), answers, woken
+    return state._replace(grants=tuple(grants), places=places), answers, woken
 
 
 def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> Step:
@@ -276,22 +281,22 @@ def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> 
     answer: Answer = GONE
     woken: tuple[Grant, ...] = ()
     following: Claim | None = None
-    grants, queue = state.grants, state.queue
+    grants, places = state.grants, state.places
+    if owner in places:  # An owner has a lease or a place, never both.
+        behind = islice(places.values(), list(places).index(owner) + 1, None)
+        following = next((place.claim for place in behind), None)
+        places = places.copy()
+        del places[owner]
+        state = state._replace(places=places)
     for index, mine in enumerate(grants):
         if mine.claim.owner == owner:
             if moment.now < mine.until:
                 answer = RELEASED
             state = state._replace(grants=grants[:index] + grants[index + 1 :])
             break
-    else:  # An owner has a lease or a place, never both.
-        for index, place in enumerate(queue):
-            if place.claim.owner == owner:
-                state = state._replace(queue=queue[:index] + queue[index + 1 :])
-                following = queue[index + 1].claim if index + 1 < len(queue) else None
-                break
     if void > 0:
         state = state._replace(voided=(*state.voided, Voided(owner, moment.now + void)))
-    if state.grants or state.queue or state.voided:
+    if state.grants or state.places or state.voided:
         state, woken = settle(state, moment)
     return Step(state, answer, woken, following)
 
@@ -347,14 +352,16 @@ def current(state: KeyState, moment: Moment) -> KeyState:
 
     For observers. A key of which a lease has ended is passed on by the next operation on it, not here.
     """
-    grants, queue = _lasting(state, moment)
-    processes = {place.claim.process for place in queue}
+    grants, places = _lasting(state, moment)
+    processes = {place.claim.process for place in places.values()}
     dead = {process for process in processes if not moment.alive(process)}
-    queue = tuple(
-        place for place in queue if moment.now < place.until and place.claim.process not in dead
-    )
+    places = {
+        owner: place
+        for owner, place in places.items()
+        if moment.now < place.until and place.claim.process not in dead
+    }
     voided = tuple(each for each in state.voided if moment.now < each.until)
-    return state._replace(grants=grants, queue=queue, voided=voided)
+    return state._replace(grants=grants, places=places, voided=voided)
 
 
 def fits(claim: Claim, grants: tuple[Grant, ...]) -> bool:
@@ -370,58 +377,59 @@ def settle(state: KeyState, moment: Moment) -> tuple[KeyState, tuple[Grant, ...]
     grants = state.grants
     if grants and grants[0].claim.limit == 1 and _lives(grants[0], moment):
         return state, ()  # No claim fits.
-    grants, queue = _lasting(state, moment)
-    return _let_in(state._replace(grants=grants, queue=queue), moment)
+    grants, places = _lasting(state, moment)
+    return _let_in(state._replace(grants=grants, places=places), moment)
 
 
 def _let_in(state: KeyState, moment: Moment) -> tuple[KeyState, tuple[Grant, ...]]:
-    grants, queue = state.grants, state.queue
-    left, count, room = 0, len(grants), _least_limit(grants)
-    for place in queue:
-        if count >= room:
+    grants, places = state.grants, state.places.copy()
+    number, room = len(grants), _least_limit(grants)
+    for claim, until in state.places.values():
+        if number >= room:
             break
-        claim = place.claim
-        if moment.now < place.until and moment.alive(claim.process):
-            if count >= claim.limit:
+        if moment.now < until and moment.alive(claim.process):
+            if number >= claim.limit:
                 break
             length = min(claim.ttl, HANDOFF)
             state = _granted(state, moment, claim, length, confirmed=False)
-            count, room = count + 1, min(room, claim.limit)
-        left += 1
-    state = state._replace(queue=queue[left:])
-    return state, state.grants[len(grants) :]
+            number, room = number + 1, min(room, claim.limit)
+        del places[claim.owner]
+    return state._replace(places=places), state.grants[len(grants) :]
 
 
-def _lasting(state: KeyState, moment: Moment) -> tuple[tuple[Grant, ...], tuple[Place, ...]]:
+def _lasting(state: KeyState, moment: Moment) -> tuple[tuple[Grant, ...], dict[str, Place]]:
     """Return the leases that have not ended, and the queue behind them.
 
     A process that never confirmed a lease that has ended loses its places.
     """
     lasting = tuple(grant for grant in state.grants if _lives(grant, moment))
     if len(lasting) == len(state.grants):
-        return state.grants, state.queue
+        return state.grants, state.places
     kept = {grant.fence for grant in lasting}
     ended = [grant for grant in state.grants if grant.fence not in kept]
     silent = {grant.claim.process for grant in ended if not grant.confirmed}
     if not silent:
-        return lasting, state.queue
-    return lasting, tuple(each for each in state.queue if each.claim.process not in silent)
+        return lasting, state.places
+    places = state.places.items()
+    return lasting, {owner: each for owner, each in places if each.claim.process not in silent}
 
 
 def _lives(grant: Grant, moment: Moment) -> bool:
     return moment.now < grant.until and moment.alive(grant.claim.process)
 
 
-def _without_some_lapsed(queue: tuple[Place, ...], moment: Moment) -> tuple[Place, ...]:
+def _without_some_lapsed(places: dict[str, Place], moment: Moment) -> dict[str, Place]:
     """Return a full queue without the lapsed ones among ``SEEN`` of its places.
 
     Which places are checked depends on the microsecond, so that all are checked in time. Checking
     all of them each time would let rejected callers keep the engine busy.
     """
-    start = round(moment.now * 1e6) % max(1, len(queue) - SEEN + 1)
-    seen = queue[start : start + SEEN]
-    left = tuple(place for place in seen if moment.now < place.until)
-    return (*queue[:start], *left, *queue[start + SEEN :])
+    start = round(moment.now * 1e6) % max(1, len(places) - SEEN + 1)
+    left = places.copy()
+    for claim, until in islice(places.values(), start, start + SEEN):
+        if until <= moment.now:
+            del left[claim.owner]
+    return left
 
 
 def _granted(
@@ -438,12 +446,10 @@ def _refreshed(
     if mine := _grant_of(state, owner):
         renewed = mine._replace(until=max(mine.until, moment.now + ttl), confirmed=True)
         return Step(_exchanged(state, mine, renewed), _held(renewed, state), _without(woken, owner))
-    for position, place in enumerate(state.queue):
-        if place.claim.owner == owner:
-            kept = place._replace(until=moment.now + PLACE)
-            queue = (*state.queue[:position], kept, *state.queue[position + 1 :])
-            state = state._replace(queue=queue)
-            return Step(state, _waiting(state, position), woken)
+    if place := state.places.get(owner):
+        places = {**state.places, owner: place._replace(until=moment.now + PLACE)}
+        waiting = _waiting(state.grants, list(places).index(owner))
+        return Step(state._replace(places=places), waiting, woken)
     return Step(state, GONE, woken)
 
 
@@ -460,11 +466,6 @@ def _grant_of(state: KeyState, owner: str) -> Grant | None:
     return None
 
 
-def _waits(state: KeyState, owner: str) -> bool:
-    # A list is searched twice as fast as a generator, and the queue may be long.
-    return owner in [place.claim.owner for place in state.queue]
-
-
 def _exchanged(state: KeyState, old: Grant, new: Grant) -> KeyState:
     return state._replace(grants=tuple(new if each is old else each for each in state.grants))
 
@@ -477,7 +478,7 @@ def _least_limit(grants: tuple[Grant, ...]) -> int:
     return min([grant.claim.limit for grant in grants], default=SHARED)
 
 
-def _earliest_end(grants: tuple[Grant, ...]) -> float:
+def _earliest_end(grants: Sequence[Grant]) -> float:
     if len(grants) == 1:
         return grants[0].until
     return min([grant.until for grant in grants])
@@ -487,11 +488,16 @@ def _held(grant: Grant, state: KeyState) -> Held:
     return Held(grant.fence, grant.until, grant.confirmed, grant.fence <= state.asked)
 
 
-def _waiting(state: KeyState, position: int) -> Waiting:
-    grants = state.grants
-    assert grants
-    before = {place.claim.process: None for place in reversed(state.queue[:position])}
-    for grant in grants:
-        before[grant.claim.process] = None
+def _waiting(grants: Sequence[Grant], position: int) -> Waiting:
     label, others = grants[0].claim.label, len(grants) - 1
-    return Waiting(position, _earliest_end(grants), tuple(before), holder=label, others=others)
+    return Waiting(position, _earliest_end(grants), holder=label, others=others)
+
+
+def processes_ahead(state: KeyState, position: int) -> Iterator[str]:
+    """Yield the processes before a waiter: those of waiters, nearest first, then those of holders."""
+    places = islice(reversed(state.places.values()), len(state.places) - position, None)
+    told: set[str] = set()
+    for claim in chain((each.claim for each in places), (each.claim for each in state.grants)):
+        if claim.process not in told:
+            told.add(claim.process)
+            yield claim.process

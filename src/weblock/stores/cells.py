@@ -16,7 +16,7 @@ to do their most common case in one request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
@@ -85,7 +85,7 @@ class Notifier(Protocol):
     def notify(self, process: str, owner: str, granted: Granted) -> None:
         """Notify a waiter of a process that it has the lease. May fail silently."""
 
-    def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
+    def watch(self, key: str, owner: str, ahead: Iterable[str], *, first: bool) -> None:
         """Record that ``owner`` waits here for ``key``, behind these processes. Called repeatedly.
 
         The nearest process comes first. Before the ``first`` waiter there are only holders, any of
@@ -196,11 +196,12 @@ class CellStore(Store):
         if claim.process != (process := self._notifier.process):
             claim = claim._replace(process=process)
         taking = Acquire(table.acquire, claim=claim, room=room)
-        (_, answer, woken, _), now = await self._cells.update(key, taking, patience=self._patience)
+        step, now = await self._cells.update(key, taking, patience=self._patience)
+        state, answer, woken, _ = step
         if woken:
             self._notify(woken)
         if isinstance(answer, Waiting):
-            self._watch(key, claim.owner, answer)
+            self._watch(key, claim.owner, answer, state)
         return Reply(answer, now)
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
@@ -229,7 +230,7 @@ class CellStore(Store):
                 continue
             answer = by_key[pulse.key].answers[pulse.owner]
             if isinstance(answer, Waiting):
-                self._watch(pulse.key, pulse.owner, answer)
+                self._watch(pulse.key, pulse.owner, answer, outcome.step.state)
             replies.append(Reply(answer, outcome.now))
         return replies
 
@@ -257,7 +258,9 @@ class CellStore(Store):
                 if isinstance(outcome, EngineUnavailable):
                     raise outcome
             # Other keys are only remembered for a while.
-            found += [key for key, each in glances.items() if each.state.grants or each.state.queue]
+            found += [
+                key for key, each in glances.items() if each.state.grants or each.state.places
+            ]
             if len(found) >= limit:
                 break
         return found[:limit]
@@ -273,8 +276,9 @@ class CellStore(Store):
         self._notify(step.woken)
         return Reply(step.answer, now)
 
-    def _watch(self, key: str, owner: str, waiting: Waiting) -> None:
-        self._notifier.watch(key, owner, waiting.ahead, first=waiting.position == 0)
+    def _watch(self, key: str, owner: str, waiting: Waiting, state: KeyState) -> None:
+        ahead = table.processes_ahead(state, waiting.position)
+        self._notifier.watch(key, owner, ahead, first=waiting.position == 0)
 
     def _notify(self, woken: Sequence[Grant]) -> None:
         for claim, fence, _, until, _ in woken:
@@ -292,7 +296,7 @@ class LocalNotifier:
     def notify(self, process: str, owner: str, granted: Granted) -> None:
         self._switchboard.notify(owner, granted)
 
-    def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
+    def watch(self, key: str, owner: str, ahead: Iterable[str], *, first: bool) -> None:
         pass
 
     def close_up(self, process: str, owner: str) -> None:

@@ -40,11 +40,11 @@ _from_json: Final = json.JSONDecoder().decode
 
 def to_bytes(state: KeyState) -> bytes:
     """Return what ``from_bytes`` reads. Times are rounded to microseconds."""
-    fence, grants, queue, voided, asked = state
+    fence, grants, places, voided, asked = state
     voids = [f"[{_text(owner)},{until:18.6f}]" for owner, until in voided] if voided else ()
     cells = [VERSION, f"[{fence},{asked},[{','.join(voids)}]]", *map(_cell, grants)]
-    if queue:
-        cells += map(_cell_of_place, queue)
+    if places:
+        cells += map(_cell_of_place, places.values())
     return "\t".join(cells).encode()
 
 
@@ -69,7 +69,7 @@ def from_bytes(data: bytes, where: str) -> KeyState:
         return KeyState(
             fence,
             tuple(each for each in entries if isinstance(each, Grant)),
-            tuple(each for each in entries if isinstance(each, Place)),
+            {each.claim.owner: each for each in entries if isinstance(each, Place)},
             tuple(Voided(*each) for each in voided),
             asked,
         )

@@ -67,7 +67,7 @@ class MemoryEngine(Engine):
                 before = states.get(key) or KeyState(self.fence)
                 step = transition(before, Moment(now, time.time_ns() // 1000))
                 states[key] = state = step.state
-                over = [] if state.grants or state.queue or state.voided else [key]
+                over = [] if state.grants or state.places or state.voided else [key]
                 if len(states) > self.pruned_above:
                     # Rarely, so that it costs each acquisition next to nothing.
                     over = [key for key in states if current(states[key], Moment(now, 0)).blank]

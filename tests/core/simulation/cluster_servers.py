@@ -220,7 +220,7 @@ class ClusterServers(EngineServer):
             if found and found.get("count"):
                 args = (master.model.incarnation, "0", "asking")
                 _now, *said = master.model.evaluate(scripts.LOOK, names[:1], args)
-                return _state(*said)._replace(queue=(), voided=())
+                return _state(*said)._replace(places={}, voided=())
         return KeyState()
 
     def published(self, channel: str, payload: str) -> None:

@@ -181,8 +181,6 @@ def alike(answer: Any) -> Any:
         return [alike(each) for each in answer]
     if isinstance(answer, Waiting | Busy) and answer.others:
         answer = answer._replace(until=0.0, holder="")
-    if isinstance(answer, Waiting):
-        answer = answer._replace(ahead=())
     facts = answer._asdict()
     if "until" in facts:
         facts["until"] = round(facts["until"] * 1e6)

@@ -149,7 +149,7 @@ class NoForeignEffect(Property):
         before, after = change.before, change.after
         if before.grants is not after.grants:
             self._leases(change)
-        if before.queue is not after.queue:
+        if before.places is not after.places:
             self._places(change)
         for mark in before.voided:
             kept = (each.owner == mark.owner and each.until >= mark.until for each in after.voided)
@@ -279,16 +279,14 @@ class FirstComeFirstServed(Property):
     def applied(self, change: Change) -> None:
         for granted in change.granted:
             self._not_passed(change, granted)
-        if change.before.queue is not change.after.queue:
+        if change.before.places is not change.after.places:
             self._keep_order(change)
 
     def forgot(self) -> None:
         self._order.clear()
 
     def _keep_order(self, change: Change) -> None:
-        waiting = {place.claim.owner: None for place in change.after.queue}
-        if len(waiting) != len(change.after.queue):
-            self.fail(f"{change.request} queued its owner twice")
+        waiting = change.after.places
         # Of a queue that an engine has kept though it forgot much, the order is what it kept.
         known = self._order.get(change.key) or [each.claim.owner for each in change.before.queue]
         order = [owner for owner in known if owner in waiting]
@@ -700,7 +698,7 @@ def _grant_of(state: KeyState, owner: str) -> Grant | None:
 
 
 def _place_of(state: KeyState, owner: str) -> Place | None:
-    return next((place for place in state.queue if place.claim.owner == owner), None)
+    return state.places.get(owner)
 
 
 def _was_silent(state: KeyState, now: float, process: str) -> bool:

@@ -106,11 +106,13 @@ class Ledger:
         grants = [self._grant(f"{KEYS}{key}/{name}") for name in names if name.startswith(LEASE)]
         places = [Claim(each.owner, "", 0.0, "", each.limit) for each in places_in(names)]
         fresh_grants = tuple(sorted(grants, key=lambda grant: grant.fence))
-        queue = tuple(Place(claim, float("inf")) for claim in places)
+        queue = {claim.owner: Place(claim, float("inf")) for claim in places}
+        if len(queue) < len(places):
+            self._ensemble.world.fail("P5 fifo", f"an owner of {key} is queued twice")
         return KeyState(
             max([before.fence, *(grant.fence for grant in grants)]),
             before.grants if fresh_grants == before.grants else fresh_grants,
-            before.queue if queue == before.queue else queue,
+            before.places if tuple(queue.values()) == before.queue else queue,
         )
 
     def _grant(self, path: str) -> Grant:
@@ -252,8 +254,10 @@ class NothingRemembered(NoLeak):
 
     def at_end(self) -> None:
         for key, state in self.engine.states.items():
-            left = [place for place in state.queue if not self._given_up(place.claim.owner)]
-            self.engine.states[key] = state._replace(queue=tuple(left))
+            left = {
+                owner: each for owner, each in state.places.items() if not self._given_up(owner)
+            }
+            self.engine.states[key] = state._replace(places=left)
         super().at_end()
         for client in self.truth.clients:
             if client.process.dead or client.keeper.over:

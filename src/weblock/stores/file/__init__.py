@@ -23,7 +23,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
@@ -152,7 +152,7 @@ class FileEngine(Engine):
         if home := self.home:
             home.processes.notify(process, owner, granted)
 
-    def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
+    def watch(self, key: str, owner: str, ahead: Iterable[str], *, first: bool) -> None:
         if home := self.home:
             home.processes.watch(owner, ahead, first=first)
 

@@ -35,7 +35,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ..._core.ports import CheckAgain, Granted, Switchboard
@@ -115,7 +115,7 @@ class Processes:
                 self._open(process).close()
         return process not in self._dead
 
-    def watch(self, owner: str, ahead: Sequence[str], *, first: bool) -> None:
+    def watch(self, owner: str, ahead: Iterable[str], *, first: bool) -> None:
         """Make a waiter ask again when the nearest live process of ``ahead`` dies.
 
         Before the ``first`` waiter there are only holders, and the death of any of them counts. A
@@ -129,6 +129,7 @@ class Processes:
             if any(not self._follow(holder) and holder in self._dead for holder in holders):
                 self._switchboard.notify(owner, CheckAgain())
             return
+        all_are_dead = True
         for process in ahead:
             if process == self.process:  # Another waiter here is before it, and watches.
                 self._note(owner, ())
@@ -137,7 +138,8 @@ class Processes:
             self._note(owner, (process,))
             if self._follow(process):
                 return
-        if all(process in self._dead for process in ahead):
+            all_are_dead = all_are_dead and process in self._dead
+        if all_are_dead:
             self._switchboard.notify(owner, CheckAgain())
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -121,7 +121,7 @@ class Poller(LocalNotifier):
         self._changed = threading.Condition()
         self._watches: dict[str, _Watch] = {}
 
-    def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
+    def watch(self, key: str, owner: str, ahead: Iterable[str], *, first: bool) -> None:
         assert self.cells
         with self._changed:
             if self._closed:

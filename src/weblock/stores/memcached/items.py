@@ -300,7 +300,8 @@ def _state_of(like: KeyState, entries: Iterable[Entry]) -> KeyState:
     for each in entries:
         by_kind[type(each)].append(each)
     grants, queue, voided = map(tuple, by_kind.values())
-    return like._replace(grants=grants, queue=queue, voided=voided)
+    places = {each.claim.owner: each for each in queue}
+    return like._replace(grants=grants, places=places, voided=voided)
 
 
 def _hashed(key: str) -> str:

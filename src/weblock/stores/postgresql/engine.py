@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -161,7 +161,7 @@ class Receiver(LocalNotifier):
         self.process = f"weblock_{secrets.token_hex(8)}"
         self.close = self._listener.close
 
-    def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
+    def watch(self, key: str, owner: str, ahead: Iterable[str], *, first: bool) -> None:
         self._listener.start()
 
     def _hear(self, link: BlockingLink) -> None:

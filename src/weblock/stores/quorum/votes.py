@@ -88,7 +88,7 @@ class Votes:
             most = max(each.waiters for each in busy)
             return Reply(Busy(until, most, False, recovering, *holders), self.sent)  # noqa: FBT003
         position = max(each.position for each in waiting)
-        return Reply(Waiting(position, until, (), recovering, *holders), self.sent)
+        return Reply(Waiting(position, until, recovering, *holders), self.sent)
 
     def heartbeat(self, fence: int | None) -> Reply | None:
         """The majority's answer to a heartbeat; ``None`` while it is not known.

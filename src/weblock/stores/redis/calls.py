@@ -139,7 +139,7 @@ def reply_of(raw: Sequence[Any]) -> Reply:
         case [b"released", now]:
             answer = RELEASED
         case [b"waiting", now, position, until, recovering, *holders]:
-            answer = Waiting(position, until / MICRO, (), _text(recovering), *_named(holders))
+            answer = Waiting(position, until / MICRO, _text(recovering), *_named(holders))
         case [b"held", now, fence, until, confirmed, *asked]:
             answer = Held(int(fence), until / MICRO, bool(confirmed), bool(asked))
         case [b"busy", now, until, waiters, recovering, *holders]:
@@ -180,17 +180,17 @@ def _state(
         claim = Claim(_text(owner), _text(process), 0.0, _text(label), int(limit))
         times = int(since) / MICRO, int(until) / MICRO
         grants.append(Grant(claim, int(its_fence), *times, bool(confirmed)))
-    queue: list[Place] = []
+    queue: dict[str, Place] = {}
     for owner, packed_claim in places:
         if owner and packed_claim:
             last, ttl, _ticket, most, at, named = _text(packed_claim).split(" ", 5)
             claim = Claim(_text(owner), at, int(ttl) / MICRO, named, int(most))
-            queue.append(Place(claim, int(last) / MICRO))
+            queue[claim.owner] = Place(claim, int(last) / MICRO)
     gave_up = (each.split() for each in _text(voided).split(";") if each)
     return KeyState(
         int(fence),
         tuple(grants),
-        tuple(queue),
+        queue,
         tuple(Voided(whose, int(end) / MICRO) for whose, end in gave_up),
         int(asked),
     )

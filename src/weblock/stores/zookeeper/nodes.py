@@ -171,7 +171,7 @@ class Snapshot(NamedTuple):
     def waiting(self, position: int) -> Waiting:
         """Return the answer to a caller in this place."""
         holder, others = self._holders
-        return Waiting(position, self.until, (), holder=holder, others=others)
+        return Waiting(position, self.until, holder=holder, others=others)
 
     def busy(self, waiters: int) -> Busy:
         """Return the answer to a caller that does not wait behind these waiters."""

@@ -330,12 +330,12 @@ class ZooKeeperStore(Store):
         (snapshot,) = await self._wire.look(node)
         get = node.session.client.get_async
         found = await self._wire.all(*(get(node.path(place.name)) for place in snapshot.places))
-        now, queue, grants = self._wire.now(), [], []
+        now, queue, grants = self._wire.now(), {}, []
         for place, each in zip(snapshot.places, found, strict=True):
             if not isinstance(each, Exception):
                 _, label, ttl, limit, *_ = content_of(each[0])
                 claim = Claim("", place.session, ttl, label, limit)
-                queue.append(table.Place(claim, now + table.PLACE))
+                queue[place.name] = table.Place(claim, now + table.PLACE)
         for lease in snapshot.live:
             # For observers, the servers' stamps are good enough.
             age, unchanged = (
@@ -344,7 +344,7 @@ class ZooKeeperStore(Store):
             until = min(lease.until, now + max(0.0, lease.content.ttl - unchanged))
             claim = lease.grant.claim._replace(owner="")
             grants.append(lease.grant._replace(claim=claim, since=now - age, until=until))
-        return Look(KeyState(grants[-1].fence if grants else 0, tuple(grants), tuple(queue)), now)
+        return Look(KeyState(grants[-1].fence if grants else 0, tuple(grants), queue), now)
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
         session = await self._wire.session()
