@@ -90,7 +90,7 @@ def test_the_examples_are_true(run, url: str, tmp_path: Path, monkeypatch) -> No
             assert normal(output) == normal(shown), f"$ {command}\n{output}"
             done.add(name)
     assert done == {
-        *("list", "show", "watch", "release", "ping", "doctor", "bench", "run", "check"),
+        *("list", "show", "watch", "release", "ping", "doctor", "run", "check"),
     }
 
 
