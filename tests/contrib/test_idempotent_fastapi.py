@@ -35,7 +35,7 @@ from tests.support.http import client_of
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, ConfigurationError
 from weblock.contrib.fastapi import idempotent, install, lock, request_locks
-from weblock.contrib.fastapi.routes import locked_in
+from weblock.contrib.fastapi.installation import locked_in
 from weblock.contrib.sqlalchemy import answer_table, guard
 from weblock.events import Repeated
 

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.orm import Session, SessionEvents, scoped_session, sessionmaker
 
 from tests.support.http import client_of
-from weblock.contrib.celery.internals import registry_of
+from weblock.contrib.celery.extension import registry_of
 
 
 async def test_fastapi_has_no_hook_between_an_endpoint_and_its_dependencies():

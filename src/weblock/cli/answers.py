@@ -19,7 +19,7 @@ from .app import No, Session, command, console, pass_session, table, warn
 from .keys import _is_terminal
 
 if TYPE_CHECKING:
-    from ..contrib.sqlalchemy.answers import StoredAnswers
+    from ..contrib.sqlalchemy.idempotency import StoredAnswers
 
 HEADER: Final = ("IDEMPOTENCY KEY", "REQUEST", "CALLER", "STATUS", "EXPIRES IN")
 
@@ -38,7 +38,7 @@ def _database(function: _Function) -> _Function:
 def _answers(session: Session, database: str | None) -> Iterator[KeptAnswers | StoredAnswers]:
     if database:
         require("weblock answers --database", "sqlalchemy")
-        from ..contrib.sqlalchemy.answers import StoredAnswers
+        from ..contrib.sqlalchemy.idempotency import StoredAnswers
 
         with closing(StoredAnswers(database)) as found:
             yield found

@@ -162,7 +162,7 @@ def ddl_command(session: Session, answers: str | None) -> None:
     """
     if answers:
         require("weblock ddl --answers", "sqlalchemy")
-        from ..contrib.sqlalchemy.answers import answers_ddl
+        from ..contrib.sqlalchemy.idempotency import answers_ddl
 
         sql = answers_ddl(answers)
         session.say(sql, {"ddl": sql})

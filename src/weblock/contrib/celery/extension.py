@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn, Unpack
 
 from celery import Celery, Task
 from celery.app.annotations import resolve_all
+from celery.app.registry import TaskRegistry
 from celery.signals import task_postrun, task_revoked
 
 from ..._adapting import terms_of
@@ -18,7 +19,6 @@ from ...errors import ConfigurationError
 from ...sync import Locks
 from ..kit import Asked, Locked, Wanted, configured, name_of, opened, refuse_other_application
 from . import unique
-from .internals import registry_of
 from .task import LockedTask, installed, locks_for, refuse_unfillable, spec_of
 
 _SETTING: Final = re.compile(r"(?:weblock|[A-Z][A-Z0-9_]*_WEBLOCK)_(\w+)")
@@ -182,3 +182,11 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
                     options |= {"unique": task.unique, "unique_for": task.unique_for}
                 order = "before the task runs"
                 yield Locked(f"task {name}", spec.keys, options, locks, order=order)
+
+
+def registry_of(app: Celery) -> TaskRegistry:
+    """Return the tasks that an application has so far.
+
+    ``app.tasks`` finalizes the application, and with it the order in which its tasks are made.
+    """
+    return app._tasks  # noqa: SLF001

@@ -6,8 +6,7 @@ from ..._requirements import require
 require("weblock.contrib.fastapi", "fastapi", instead="AsyncLocks and weblock.contrib.asgi")
 
 from ..asgi.request import request_locks  # noqa: E402 - only what fits can be imported
-from .dependency import LockDependency, lock  # noqa: E402
-from .guarding import guarded  # noqa: E402
+from .dependency import LockDependency, guarded, lock  # noqa: E402
 from .idempotency import idempotent  # noqa: E402
 from .installation import install  # noqa: E402
 

@@ -8,8 +8,10 @@ import asyncio
 import functools
 import inspect
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Final, NoReturn, Unpack
+from weakref import WeakSet
 
 from fastapi import BackgroundTasks, Depends, params
 from fastapi.requests import HTTPConnection
@@ -21,7 +23,9 @@ from ...errors import ConfigurationError
 from ...keys import signature_of
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks
 from ..asgi.request import SCOPE_KEY
-from ..kit import KeyFunction, LockSpec
+from ..kit import KeyFunction, LockSpec, name_of, shown
+from ..kit.guarding import DATABASE_GUARD, refuse_guard
+from ..kit.sql import LOCK_WAIT
 from .declared import Known, interrupting, values_for
 
 
@@ -76,7 +80,7 @@ class LockDependency(LockSpec):  # noqa: PLW1641 - dataclass makes the hash
         """Return the lease, when it is this request's turn; ``None`` if its functions made no key."""
         scope, of_functions = connection.scope, iter(made.values())
         if overrides := getattr(scope.get("app"), "dependency_overrides", None):
-            from .routes import is_of_a_route
+            from .installation import is_of_a_route
 
             for other, override in overrides.items():
                 alike = isinstance(other, LockDependency) and other.keys == self.keys
@@ -157,3 +161,64 @@ def lock(
     """
     cancels_when_lost(on_lost)  # It raises for a word that does not exist.
     return _DeclaredLock.of(keys, options, on_lost=on_lost)
+
+
+guarding: Final[WeakSet[Callable[..., Any]]] = WeakSet()
+"""The dependencies that ``guarded`` has returned."""
+
+
+def guarded(
+    get_session: Callable[..., Any], *locks: LockDependency, wait: float = LOCK_WAIT
+) -> Callable[..., Any]:
+    """Return a dependency that gives the session of another, once the request holds ``locks``.
+
+    ``get_session`` is the dependency that gives an SQLAlchemy ``Session`` or ``AsyncSession``. The locks
+    are acquired before it is called, and the session's commits are guarded with each of them, as
+    ``weblock.contrib.sqlalchemy.guard(session, lease, fence=True, wait=wait)`` does: a commit of a
+    request that slept through its lease is refused by the database, and answered with 503.
+
+    Raises:
+        TypeError: What is given is no dependency for a session, or no ``lock(...)``.
+        ConfigurationError: A lock has ``limit=`` or ``shared=``: the guard needs exclusive leases.
+    """
+    from ..sqlalchemy import guard
+    from ..sqlalchemy.sessions import end_reading_of, read_all_again
+
+    example = 'write guarded(get_session, lock("create_item"))'
+    given: object = get_session
+    if not callable(given) or isinstance(given, LockDependency | params.Depends):
+        raise TypeError(
+            f"guarded(...) takes the dependency that gives the session first, and was given"
+            f" {shown(get_session)}: {example}, with the function itself, not called and without Depends"
+        )
+    if not locks:
+        raise TypeError(f"guarded(...) was given no lock: {example}")
+    for lock in locks:
+        if not isinstance(lock, LockDependency):
+            raise TypeError(
+                f"guarded(...) takes locks after the dependency of the session, and was given"
+                f" {shown(lock)}: {example}, without Depends around the lock"
+            )
+        refuse_guard(DATABASE_GUARD, lock.options)
+
+    async def dependency(*, session: Any, **leases: Any) -> Any:
+        # The fence is written first: what authentication has read with this session is read after it.
+        ended = await end_reading_of(session)
+        for lease in filter(None, leases.values()):
+            guard(session, lease, fence=True, wait=wait)
+        await read_all_again([ended])
+        return session
+
+    # FastAPI solves dependencies in this order: nothing is read before the locks are held.
+    needed: dict[str, Any] = {f"lease_{number}": lock for number, lock in enumerate(locks)}
+    dependency.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[Any, Depends(needs)]
+            )
+            for name, needs in {**needed, "session": get_session}.items()
+        ]
+    )
+    dependency.__qualname__ = f"guarded({name_of(get_session)})"
+    guarding.add(dependency)
+    return dependency

@@ -37,13 +37,13 @@ from ..kit.sql import LOCK_WAIT
 from ..wsgi import RequestLayer, Rewrite
 from ..wsgi.layer import Respond, respond_with
 from .database import Database
-from .idempotency import decorated_once
 from .views import (
     GIVEN,
     NAME,
     Installed,
     acquire,
     decorated,
+    decorated_once,
     installed,
     locks_of,
     refuse_reads,

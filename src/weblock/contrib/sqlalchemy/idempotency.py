@@ -7,8 +7,10 @@ complete, ``commit`` inserts it into the table of answers, and commits everythin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -24,13 +26,17 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    create_engine,
+    delete,
     event,
+    select,
     text,
 )
-from sqlalchemy.dialects import mysql
-from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from sqlalchemy.dialects import mysql, registry
+from sqlalchemy.exc import ArgumentError, DBAPIError, UnboundExecutionError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
+from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.util.concurrency import in_greenlet
 
 from ..._api import BaseLease, BaseLocks
@@ -45,6 +51,8 @@ from ..kit.idempotency import (
     Asked,
     IdempotencySpec,
     Replay,
+    Stored,
+    reading_answers,
 )
 from ..kit.sql import Kind, kind_of
 from .sessions import GUARDED, ONCE, commits_by_itself, has_begun, has_effect
@@ -309,3 +317,82 @@ NO_TABLE: Final = (
     "add it to your metadata with weblock.contrib.sqlalchemy.answer_table(metadata), and create it with metadata.create_all(engine) or a"
     " migration"
 )
+
+
+_TABLE = answer_table(MetaData())
+
+
+def answers_ddl(dialect: str) -> str:
+    """Return the SQL that creates the table of answers in a database of this kind, such as ``"postgresql"``."""
+    found = registry.load(dialect)()
+    indexes = sorted(_TABLE.indexes, key=lambda each: str(each.name))
+    creating: list[CreateTable | CreateIndex] = [CreateTable(_TABLE), *map(CreateIndex, indexes)]
+    return "\n".join(f"{str(each.compile(dialect=found)).strip()};" for each in creating)
+
+
+class StoredAnswers:
+    """The answers in the database at a URL of SQLAlchemy.
+
+    Raises ``ConfigurationError`` for a URL that cannot work, and for a database without the table, and
+    ``AnswersUnavailable`` if the database does not answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._engine = create_engine(url)
+        except ImportError as error:
+            raise ConfigurationError(
+                f"the driver of --database is not installed: {error}"
+            ) from error
+        except (ArgumentError, ValueError) as error:  # Its text may have a part of the password.
+            raise ConfigurationError(
+                "--database must be the URL of a database, as SQLAlchemy takes it, such as"
+                " postgresql+psycopg://host/shop"
+            ) from error
+        if self._engine.dialect.is_async:
+            raise ConfigurationError(
+                f"--database has the async driver {self._engine.dialect.driver}: name another one, such as"
+                " postgresql+psycopg:// or sqlite://"
+            )
+        place = self._engine.url
+        # SQLite would create a file for a name that is misspelled.
+        if (
+            place.get_backend_name() == "sqlite"
+            and place.database
+            and not Path(place.database).is_file()
+        ):
+            raise ConfigurationError(
+                f"--database names the file {place.database}, which does not exist"
+            )
+
+    def all(self, limit: int, key: str | None = None) -> Sequence[Stored]:
+        """Return answers that have not expired, the newest first, or those with an idempotency key."""
+        columns = [_TABLE.c[name] for name in Stored._fields]
+        query = select(*columns).where(_TABLE.c.expires_at > time.time())
+        if key is not None:
+            query = query.where(_TABLE.c.idempotency_key == key)
+        with self._connected() as connection:
+            found = connection.execute(query.order_by(_TABLE.c.expires_at.desc()).limit(limit))
+            return [Stored(*row) for row in found]
+
+    def forget(self, answer: Stored) -> bool:
+        """Delete an answer, and return whether there was one."""
+        with self._connected() as connection:
+            done = connection.execute(delete(_TABLE).where(_TABLE.c.digest == answer.digest))
+            return bool(done.rowcount)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        with reading_answers((DBAPIError, OSError), NO_TABLE):
+            try:
+                connecting = self._engine.connect()
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"--database has an option that its driver does not know: {error}"
+                ) from error
+            with connecting as connection, connection.begin():
+                yield connection
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._engine.dispose()
