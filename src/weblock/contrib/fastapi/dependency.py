@@ -80,12 +80,18 @@ class LockDependency(LockSpec):  # noqa: PLW1641 - dataclass makes the hash
         """Return the lease, when it is this request's turn; ``None`` if its functions made no key."""
         scope, of_functions = connection.scope, iter(made.values())
         if overrides := getattr(scope.get("app"), "dependency_overrides", None):
-            from .installation import is_of_a_route
+            from .installation import locking_routes
 
             for other, override in overrides.items():
                 alike = isinstance(other, LockDependency) and other.keys == self.keys
                 # FastAPI finds only an equal lock, and ignores one of no route.
-                if alike and override != self and not is_of_a_route(other, scope["app"].routes):
+                if (
+                    alike
+                    and override != self
+                    and not any(
+                        other in found.locks for found in locking_routes(scope["app"].routes)
+                    )
+                ):
                     raise ConfigurationError(
                         f"dependency_overrides has {other!r}, which is not the lock of this route: write"
                         f" dependency_overrides[{self!r}]"

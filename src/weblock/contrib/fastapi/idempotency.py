@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Unpack
 
 import anyio
-from fastapi import BackgroundTasks, Depends, FastAPI, Header, Request, params
+from fastapi import BackgroundTasks, Depends, Header, Request, params
 
 from ..._runtime.blocking import drive
 from ...errors import ConfigurationError, LockTimeout, WeblockError
@@ -182,10 +182,8 @@ _DESCRIPTION: Final = (
 )
 
 
-def replaying(app: App, *, of: FastAPI, used_by: Callable[[FastAPI], bool]) -> App:
-    """Return the innermost middleware of an application; the application, if it has no idempotent route."""
-    if not used_by(of):
-        return app
+def replaying(app: App) -> App:
+    """Return the innermost middleware of an application that has an idempotent route."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

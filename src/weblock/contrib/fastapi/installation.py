@@ -74,6 +74,11 @@ class LockingRoute:
         # What FastAPI has of a route that is included is no route itself.
         return isinstance(getattr(self.route, "original_route", self.route), WebSocketRoute)
 
+    @property
+    def path(self) -> str:
+        """The path of what it mounts; a route that is chosen by its host has none of its own."""
+        return self.prefix + (getattr(self.route, "path", None) or "")
+
     def __str__(self) -> str:
         if self.is_websocket:
             methods = "websocket"
@@ -82,40 +87,19 @@ class LockingRoute:
         return f"{methods} {self.prefix}{self.route.path_format}"
 
 
-def check_keys(routes: Sequence[Any]) -> None:
-    """Raise ``ConfigurationError`` for a lock that can never work on its route, naming both.
-
-    Warns of a key that is made of a part of the path as the URL spells it, and of a lock for which strangers
-    can wait, because the route authenticates after it.
-    """
-    for found in locking_routes(routes):
-        for lock in found.locks:
-            if _order_of(lock, found.route.dependant).startswith(EARLY):
-                logger.warning(
-                    "%s: %r is acquired before authentication, so anonymous requests can wait for it and"
-                    " fill its queue: put the authentication before the lock, in the decorator's"
-                    " dependencies or the parameters [weblock.before_authentication]",
-                    *(found, lock),
-                )
-        for fault in (*_faults_of_once(found), *_faults(found)):
-            if fault.code != "url_spelling":
-                raise fault
-            logger.warning("%s", fault)
-
-
-def _faults_of_once(found: LockingRoute) -> Iterator[ConfigurationError]:
-    if found.once and found.is_websocket:
-        text = "is idempotent(), but a websocket has no response that could be stored: use it for HTTP requests"
-        yield ConfigurationError(f"{found} {text}")
-    elif found.once:
+def _faults(found: LockingRoute, locks: AsyncLocks | None) -> Iterator[ConfigurationError]:
+    """Return what is wrong with the locks of a route. A lock with the code ``url_spelling`` can work."""
+    for once in found.once:
         try:
-            refuse_safe(found.route.methods or (), str(found))
+            if found.is_websocket:
+                text = "is idempotent(), but a websocket has no response that could be stored: use it for HTTP requests"
+                yield ConfigurationError(f"{found} {text}")
+            else:
+                refuse_safe(found.route.methods or (), str(found))
+                if locks and once.store == "engine":
+                    once.texts(locks)
         except ConfigurationError as error:
             yield error
-
-
-def _faults(found: LockingRoute) -> Iterator[ConfigurationError]:
-    """Return what is wrong with the locks of a route. A lock with the code ``url_spelling`` can work."""
     for function in (each for lock in found.locks for each in lock.functions):
         for name, parameter in signature_of(function).parameters.items():
             if parameter.annotation is parameter.default and name not in found.parameters:
@@ -157,7 +141,9 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
     if not isinstance(app, FastAPI):
         return
     layers: list[Any] = app.user_middleware
-    locks = next((each.kwargs["locks"] for each in layers if each.cls is RequestLayer), None)
+    locks: AsyncLocks | None = next(
+        (each.kwargs["locks"] for each in layers if each.cls is RequestLayer), None
+    )
     routes = locking_routes(app.routes)
     if asked:
         served = _serving(app.routes, asked, {"root_path": app.root_path})
@@ -179,16 +165,14 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
             guard = DATABASE_GUARD if lock in guarded else LEASE_GUARD
             order = _order_of(lock, dependant)
             yield Locked(str(found), lock.keys, lock.said, locks, guard, order)
-        yield from _faults_of_once(found)
-        yield from _faults(found)
+        yield from _faults(found, locks)
 
 
 def _serving(
     routes: Sequence[Any],
     asked: Asked,
     scope: Mapping[str, Any],
-    prefix: str = "",
-    known: Iterable[str] = (),
+    around: LockingRoute | None = None,
 ) -> LockingRoute | None:
     """Return the route that serves a request, as Starlette chooses it."""
     method, path = asked
@@ -199,12 +183,9 @@ def _serving(
             continue
         match, more = route.matches(here)
         if match is Match.FULL:
-            inner = getattr(route, "routes", None)
+            found, inner = _locking(route, around), getattr(route, "routes", None)
             # What is mounted answers the request, even if only with 404.
-            if inner:
-                known = _locking(route, prefix, known).parameters
-                return _serving(inner, asked, {**here, **more}, prefix + _path_of(route), known)
-            return _locking(route, prefix, known)
+            return _serving(inner, asked, {**here, **more}, found) if inner else found
     return None
 
 
@@ -234,38 +215,28 @@ def _solved(dependant: Any) -> Iterator[Any]:
 
 
 def locking_routes(
-    routes: Sequence[Any], within: Sequence[Any] = (), prefix: str = "", known: Iterable[str] = ()
+    routes: Sequence[Any], within: Sequence[Any] = (), around: LockingRoute | None = None
 ) -> Iterator[LockingRoute]:
     """Return the routes that lock, of these and of the applications that are mounted among them."""
     if any(routes is each for each in within):  # An application may be mounted in itself.
         return
     for route in each_route(routes):
-        here = _locking(route, prefix, known)
-        if here.locks or here.once:
-            yield here
+        found = _locking(route, around)
+        if found.locks or found.once:
+            yield found
         elif inner := getattr(route, "routes", None):
-            path = prefix + _path_of(route)
-            yield from locking_routes(inner, [*within, routes], path, here.parameters)
+            yield from locking_routes(inner, [*within, routes], found)
 
 
-def is_of_a_route(lock: object, routes: Sequence[Any]) -> bool:
-    """Return whether one of these routes has a lock that is equal to this one."""
-    return any(lock in found.locks for found in locking_routes(routes))
-
-
-def _path_of(route: Any) -> str:
-    """Return the path of a route, which one that is chosen by its host does not have."""
-    return getattr(route, "path", None) or ""
-
-
-def _locking(route: Any, prefix: str, known: Iterable[str] = ()) -> LockingRoute:
-    """Return a route with its locks, which may be none."""
+def _locking(route: Any, around: LockingRoute | None) -> LockingRoute:
+    """Return a route with its locks, which may be none; ``around`` is what it is mounted in."""
+    known = around.parameters if around else {}
     parameters = {**dict.fromkeys(known), **getattr(route, "param_convertors", {})}
     dependant = getattr(route, "dependant", None)
     needed = [each.call for each in _solved(dependant)] if dependant else []
     locks = [each for each in needed if isinstance(each, LockDependency)]
     once = [each for each in needed if isinstance(each, IdempotentDependency)]
-    return LockingRoute(route, prefix, parameters, locks, once)
+    return LockingRoute(route, around.path if around else "", parameters, locks, once)
 
 
 def each_route(routes: Iterable[Any]) -> Iterator[Any]:
@@ -333,18 +304,13 @@ class _Documented:
 
 
 def document(app: FastAPI, problem_of: ProblemOf) -> None:
-    """Add the problem responses to the OpenAPI schema, at just the operations that lock."""
+    """Add the problem responses to the OpenAPI schema, at just the operations that lock; to mounted ones, too."""
     if not isinstance(app.openapi, _Documented):
         app.openapi = _Documented(app.openapi, app, problem_of)  # type: ignore[method-assign]
-
-
-def document_mounted(routes: Iterable[Any], problem_of: ProblemOf) -> None:
-    """Add the problem responses to the schemas of mounted applications."""
-    for route in each_route(routes):
+    for route in each_route(app.routes):
         inner = getattr(route, "app", None)
-        if isinstance(inner, FastAPI) and inner.routes is not routes:
+        if isinstance(inner, FastAPI) and inner.routes is not app.routes:
             document(inner, problem_of)
-            document_mounted(inner.routes, problem_of)
 
 
 def _describe(schema: dict[str, Any], found: LockingRoute, problem_of: ProblemOf) -> None:
@@ -439,21 +405,34 @@ def install(
         answer=answers.of,
     )
     # The innermost middleware: what it keeps back is not compressed, and has no cookies of a session.
-    app.user_middleware.append(Middleware(replaying, of=app, used_by=_executes_once))
+    app.user_middleware.append(Middleware(_innermost, of=app))
     return locks
 
 
-def _executes_once(app: FastAPI) -> bool:
-    return any(found.once for found in locking_routes(app.routes))
+def _innermost(app: App, *, of: FastAPI) -> App:
+    return replaying(app) if any(found.once for found in locking_routes(of.routes)) else app
 
 
 def _before_start(app: FastAPI, answers: _Answers, locks: AsyncLocks) -> None:
-    check_keys(app.routes)
-    for once in (each for found in locking_routes(app.routes) for each in found.once):
-        if once.session is None:
-            once.texts(locks)
+    """Raise ``ConfigurationError`` for a lock that can never work on its route, naming both.
+
+    Warns of a key that is made of a part of the path as the URL spells it, and of a lock for which strangers
+    can wait, because the route authenticates after it.
+    """
+    for found in locking_routes(app.routes):
+        for lock in found.locks:
+            if _order_of(lock, found.route.dependant).startswith(EARLY):
+                logger.warning(
+                    "%s: %r is acquired before authentication, so anonymous requests can wait for it and"
+                    " fill its queue: put the authentication before the lock, in the decorator's"
+                    " dependencies or the parameters [weblock.before_authentication]",
+                    *(found, lock),
+                )
+        for fault in _faults(found, locks):
+            if fault.code != "url_spelling":
+                raise fault
+            logger.warning("%s", fault)
     document(app, answers.problem_of)  # It may have been given another ``openapi`` since then.
-    document_mounted(app.routes, answers.problem_of)
 
 
 class _Answers:
