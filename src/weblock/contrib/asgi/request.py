@@ -191,9 +191,14 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
             outbox.leases = self.leases
         ended: Sequence[Any] = ()
         if self.book.sessions and self.book.missing(self.locks, keys):
-            from ..sqlalchemy.sessions import end_all_reading, leave_as_read, read_all_again
+            from ..sqlalchemy.sessions import (
+                end_reading_of,
+                leave_as_read,
+                read_all_again,
+                sessions_of,
+            )
 
-            ended = await end_all_reading(self.book)
+            ended = [await end_reading_of(session) for session in sessions_of(self.book)]
         client = self._client
         try:
             while client.turn:  # Another task of this request acquires, the same key perhaps.

@@ -164,7 +164,6 @@ class LockedTask(Task):
         send = super().apply_async
         if self.unique is None:
             return send(args, kwargs, task_id, *given, **options)
-        unique.check(self)
         spec, locks, task_id = spec_of(self), locks_for(self), task_id or uuid()
         unique.check(self, terms_of(locks, spec.options).limit)
         run = inspect.getattr_static(type(self), "run").unlocked(self, type(self))
@@ -361,7 +360,16 @@ class Running(RequestLeases[Lease]):
         try:
             self.lease = self._acquire(keys, options)
         except LockTimeout as busy:
-            return self._find_busy(busy)
+            # Celery repeats an eager task at once, so that fails instead.
+            if self._on_busy == "retry" and not request.is_eager:
+                # Not all tasks at once, unless the task says when.
+                countdown = max(LEAST_COUNTDOWN, busy.retry_after or 0.0) * random.uniform(1.0, 1.5)
+                if self.task.busy_countdown is not None:
+                    countdown = seconds("busy_countdown", self.task.busy_countdown)
+                raise self.task.retry(exc=busy, countdown=countdown) from busy
+            if self._on_busy != "skip":
+                raise
+            return self._skip(str(busy))
         if self.task.until == "start":
             drive(self.release())
             # It goes on without a lease: a class may call the ``run`` that it has overridden.
@@ -461,20 +469,6 @@ class Running(RequestLeases[Lease]):
     @property
     def _on_busy(self) -> OnBusy:
         return self.task.on_busy if self._token is None else "skip"
-
-    def _find_busy(self, busy: LockTimeout) -> None:
-        """End or postpone a task whose keys are busy."""
-        task, request = self.task, self.task.request
-        # Celery repeats an eager task at once, so that fails instead.
-        if self._on_busy == "retry" and not request.is_eager:
-            # Not all tasks at once, unless the task says when.
-            countdown = max(LEAST_COUNTDOWN, busy.retry_after or 0.0) * random.uniform(1.0, 1.5)
-            if task.busy_countdown is not None:
-                countdown = seconds("busy_countdown", task.busy_countdown)
-            raise task.retry(exc=busy, countdown=countdown)
-        if self._on_busy != "skip":
-            raise busy
-        self._skip(str(busy))
 
     def _skip(self, why: str) -> None:
         """End a task that is not to run."""

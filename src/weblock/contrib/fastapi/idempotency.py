@@ -142,11 +142,14 @@ class IdempotentDependency(IdempotencySpec):
             )
 
             target = session_of(session)
-            once = OneTransaction(target, self, asked, held, held.locks)
+            # Before it begins: whatever ends the request from then on, rolls it back.
+            once = exchange.once = OneTransaction(target, self, asked, held, held.locks)
             exchange.run = lambda work, *given: run_with(lambda _session: work(*given), target)
             ended = [await end_reading_of(session)]
         else:
-            execution = Execution(self.texts(held.locks), self, asked, held, keeps_errors=True)
+            execution = exchange.execution = Execution(
+                self.texts(held.locks), self, asked, held, keeps_errors=True
+            )
         try:
             try:
                 lease = await held.hold(self.keys_of(asked), self.options)
@@ -163,10 +166,6 @@ class IdempotentDependency(IdempotencySpec):
         if found:
             exchange.replay = Replay(found)
             raise exchange.replay
-        if self.session:
-            exchange.once = once
-        else:
-            exchange.execution = execution
         try:
             if ended:
                 await read_all_again(ended)

@@ -40,20 +40,17 @@ from .database import Database
 from .views import (
     GIVEN,
     NAME,
+    PREFIX,
     Installed,
     acquire,
     decorated,
     decorated_once,
+    faults_of,
     installed,
     locks_of,
-    refuse_reads,
-    refuse_unfillable,
-    refuse_unlocked,
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-PREFIX = "WEBLOCK_"
 
 
 class WebLock:
@@ -294,28 +291,10 @@ def _begin(found: Installed) -> None:
         enter_child()
     with found.beginning.lock:  # Sessions must not be in use while listeners are added to them.
         if not found.has_begun:
-            _refuse_late_settings(found)
-            refuse_unlocked(found)
-            refuse_reads(found)
-            refuse_unfillable(found)
+            for fault in faults_of(found):
+                raise fault
             found.database.watch()
             found.has_begun = True
-
-
-def _refuse_late_settings(found: Installed) -> None:
-    """Raise ``ConfigurationError`` for settings that came after the extension, which has not read them.
-
-    Such a ``WEBLOCK_URL`` would leave each machine with locks of its own.
-    """
-    now, read = found.app.config.get_namespace(PREFIX), found.settings
-    missing = object()
-    late = [name for name in {**now, **read} if now.get(name, missing) != read.get(name, missing)]
-    if late:
-        raise ConfigurationError(
-            f"{', '.join(PREFIX + name.upper() for name in late)} changed in app.config after weblock was"
-            " installed, and has no effect: set it before WebLock(app) or locks.init_app(app)",
-            code="installation",
-        )
 
 
 def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
@@ -339,12 +318,9 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
             for lock in locks_of(view, asked.method if asked else None):
                 guard = DATABASE_GUARD if found.database.guards(lock.guard) else LEASE_GUARD
                 yield Locked(what, lock.keys, lock.said, found.locks, guard, order)
-        _refuse_late_settings(found)
-        refuse_unlocked(found)
-        refuse_reads(found)
-        refuse_unfillable(found)
     except ConfigurationError as error:
         yield error
+    yield from faults_of(found)
 
 
 # Commands: ``flask weblock list``, ``show KEY``, ``release KEY``.

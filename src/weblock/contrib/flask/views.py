@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flask import Flask, Response, current_app, request
+from werkzeug.routing import Rule
 
 from ..._platform.forks import Mutex
 from ..._runtime.blocking import drive
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from ..sqlalchemy.idempotency import OneTransaction
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+PREFIX: Final = "WEBLOCK_"
+"""How our settings begin in ``app.config``."""
 
 NAME: Final = "weblock"
 """Under which Flask keeps the extension."""
@@ -165,83 +169,87 @@ def locks_of(view: Any, method: str | None = None) -> tuple[LockSpec, ...]:
     return tuple(each for each in found if not (each.methods and method) or method in each.methods)
 
 
-def refuse_unlocked(installed: Installed) -> None:
-    """Raise ``ConfigurationError`` for a locked view if Flask calls the unlocked function inside it.
+def faults_of(installed: Installed) -> Iterator[ConfigurationError]:
+    """Return what is wrong with an application: its settings, and each of its views that lock.
 
-    That happens where ``@locks.lock`` stands above ``@app.route``, which returns the function as it is.
-    A view below ``@locks.lock`` without a key is told apart here: until then, it could be a function
-    that makes one.
+    - A setting that came after the extension, which has not read it: such a ``WEBLOCK_URL`` would leave each
+      machine with locks of its own.
+    - A locked view of which Flask calls the unlocked function inside it. That happens where ``@locks.lock`` stands
+      above ``@app.route``, which returns the function as it is. A view below ``@locks.lock`` without a key is told
+      apart here: until then, it could be a function that makes one.
+    - A view that is to be executed once, and serves GET, or whose answers the engine cannot store.
+    - A key that no request can fill in.
     """
-    known = [*installed.app.view_functions.values()]
+    app, read = installed.app, installed.settings
+    now, missing = app.config.get_namespace(PREFIX), object()
+    late = [name for name in {**now, **read} if now.get(name, missing) != read.get(name, missing)]
+    if late:
+        yield ConfigurationError(
+            f"{', '.join(PREFIX + name.upper() for name in late)} changed in app.config after weblock was"
+            " installed, and has no effect: set it before WebLock(app) or locks.init_app(app)",
+            code="installation",
+        )
+    known = [*app.view_functions.values()]
     for view in known:
         if keys := getattr(view, GIVEN, None):
-            raise ConfigurationError(
+            yield ConfigurationError(
                 f"@locks.lock was given the view {keys[0]!r:.80} instead of a key: write"
                 ' @locks.lock("create_item")'
             )
-    locked = {each for view in known for each in _layers(view)}
+    called = {each for view in known for each in _layers(view)}
     for view in installed.views:
         # Decorators may stand between the route and the function: any layer may be what Flask calls.
-        if view not in locked and any(layer in known for layer in _layers(view)):
+        if view not in called and any(layer in known for layer in _layers(view)):
             ours = "@locks.idempotent" if hasattr(view, ONCE) else "@locks.lock"
-            raise ConfigurationError(
+            yield ConfigurationError(
                 f"{view.__qualname__} is served without its lock: put {ours} below the"
                 " decorator of its route, next to the function. If this route needs no lock, put"
                 f" {ours} on another function, which calls this one",
                 code="not_locked",
             )
+    locked = {each for each in installed.views if hasattr(each, _MARK)}  # Others run once.
+    for rule in app.url_map.iter_rules():
+        served = app.view_functions.get(rule.endpoint)
+        if spec := getattr(served, ONCE, None):
+            try:  # Flask adds HEAD and OPTIONS by itself.
+                refuse_safe((rule.methods or set()) - {"HEAD", "OPTIONS"}, f"the route {rule.rule}")
+                if spec.store == "engine":
+                    spec.texts(installed.locks)
+            except ConfigurationError as error:
+                yield error
+        cls = getattr(served, "view_class", None)
+        methods = [getattr(cls, name.lower(), None) for name in rule.methods or ()]
+        for held in locked.intersection(
+            each for one in (served, *methods) for each in _layers(one)
+        ):
+            yield from _unfillable(rule, held, installed)
 
 
-def refuse_reads(installed: Installed) -> None:
-    """Raise ``ConfigurationError`` for a view that is to be executed once, and serves GET.
-
-    And for one whose answers the engine is to store, if it cannot.
-    """
-    for rule in installed.app.url_map.iter_rules():
-        view = installed.app.view_functions.get(rule.endpoint)
-        if spec := getattr(view, ONCE, None):  # Flask adds HEAD and OPTIONS by itself.
-            refuse_safe((rule.methods or set()) - {"HEAD", "OPTIONS"}, f"the route {rule.rule}")
-            if spec.store == "engine":
-                spec.texts(installed.locks)
-
-
-def refuse_unfillable(installed: Installed) -> None:
-    """Raise ``ConfigurationError`` for a key that no request can fill in: it would fail at each of them.
+def _unfillable(rule: Rule, held: Any, installed: Installed) -> Iterator[ConfigurationError]:
+    """Return what a locked view needs for its key that no request for a route has.
 
     A view gets parts of its URL, and what decorators around it add; all are its parameters, unless it takes any.
     A preprocessor of URLs may add what a decorator takes away.
     """
-    if installed.app.url_value_preprocessors:
+    own = held.__wrapped__
+    parameters = signature_of(own).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if takes_any or hasattr(own, "__wrapped__") or installed.app.url_value_preprocessors:
         return
-    locked = {each for each in installed.views if hasattr(each, _MARK)}  # Others run once.
-    for rule in installed.app.url_map.iter_rules():
-        view = installed.app.view_functions.get(rule.endpoint)
-        cls = getattr(view, "view_class", None)
-        methods = [getattr(cls, name.lower(), None) for name in rule.methods or ()]
-        for held in locked.intersection(each for one in (view, *methods) for each in _layers(one)):
-            own: Any = held.__wrapped__  # type: ignore[attr-defined]
-            parameters = signature_of(own).parameters
-            if hasattr(own, "__wrapped__") or any(
-                each.kind is each.VAR_KEYWORD for each in parameters.values()
-            ):
-                continue
-            there = {*rule.arguments, *(rule.defaults or ()), *parameters}
-            lock: LockSpec = getattr(held, _MARK)[0]
-            sources = [each for one in lock.templates for each in one.sources.values()]
-            wanted = [(repr(lock), each.name) for each in sources if each.kind == "path"]
-            wanted += [
-                (f"key function {name_of(function)}", name)
-                for function in lock.functions
-                for name in required_by(function)
-            ]
-            for what, name in wanted:
-                if name not in there:
-                    names = ", ".join(map(repr, sorted(there))) or "none"
-                    raise ConfigurationError(
-                        f"{rule.rule}: {what} needs the view's argument {name!r}; available: {names}."
-                        f" {{query.{name}}} would be a query parameter, and {{header.{name}}} a header",
-                        code="missing_value",
-                    )
+    there = {*rule.arguments, *(rule.defaults or ()), *parameters}
+    lock: LockSpec = getattr(held, _MARK)[0]
+    sources = [each for one in lock.templates for each in one.sources.values()]
+    wanted = [(repr(lock), each.name) for each in sources if each.kind == "path"]
+    for function in lock.functions:
+        wanted += [(f"key function {name_of(function)}", name) for name in required_by(function)]
+    for what, name in wanted:
+        if name not in there:
+            names = ", ".join(map(repr, sorted(there))) or "none"
+            yield ConfigurationError(
+                f"{rule.rule}: {what} needs the view's argument {name!r}; available: {names}."
+                f" {{query.{name}}} would be a query parameter, and {{header.{name}}} a header",
+                code="missing_value",
+            )
 
 
 def _layers(view: Any) -> Iterator[object]:

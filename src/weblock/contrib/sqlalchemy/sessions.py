@@ -162,11 +162,6 @@ def leave_as_read(ended: Iterable[tuple[Session, Loaded]]) -> None:
                 set_committed_value(each, name, values[name])
 
 
-async def end_all_reading(book: Book) -> list[tuple[Session, Loaded]]:
-    """End what a request has read so far: see ``end_reading``. Return what is to be read again."""
-    return [await end_reading_of(session) for session in sessions_of(book)]
-
-
 async def end_reading_of(session: Any) -> tuple[Session, Loaded]:
     """End what one session has read, and return it with what is to be read again."""
     target = getattr(session, "sync_session", session)
