@@ -183,6 +183,10 @@ other = weblock_flask.WebLock(unlocked, "memory://")
 @unlocked.post("/")
 def above(): ...
 
+@unlocked.post("/rows/<row>")
+@other.lock("row:{line}", lambda shelf: f"shelf:{shelf}")
+def unfillable(row): ...
+
 ruled = Flask("ruled")
 ruled.wsgi_app = wsgi.LockMiddleware(ruled.wsgi_app, "memory://", rules)
 
@@ -422,7 +426,12 @@ def test_views_of_flask_are_listed(run, told) -> None:
     assert run("check", "cli_shop:flask", "GET", "/nothing").exit_code == 1
     done = run("check", "cli_shop:unlocked")
     assert done.exit_code == 1
-    assert "above is served without its lock: put @locks.lock below" in done.stderr
+    said = "\n".join(told("check", "cli_shop:unlocked")["wrong"])
+    assert "above is served without its lock: put @locks.lock below" in said
+    assert all(
+        f"needs the view's argument {name!r}; available: 'row'" in said
+        for name in ("line", "shelf")
+    )
 
 
 def test_tasks_of_celery_are_listed(run, told) -> None:

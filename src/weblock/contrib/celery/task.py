@@ -164,6 +164,7 @@ class LockedTask(Task):
         send = super().apply_async
         if self.unique is None:
             return send(args, kwargs, task_id, *given, **options)
+        unique.check(self)  # Without a lock, there is no spec.
         spec, locks, task_id = spec_of(self), locks_for(self), task_id or uuid()
         unique.check(self, terms_of(locks, spec.options).limit)
         run = inspect.getattr_static(type(self), "run").unlocked(self, type(self))
