@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flask import Flask, Response, current_app, request
-from werkzeug.routing import Rule
 
 from ..._platform.forks import Mutex
 from ..._runtime.blocking import drive
@@ -225,7 +224,7 @@ def faults_of(installed: Installed) -> Iterator[ConfigurationError]:
             yield from _unfillable(rule, held, installed)
 
 
-def _unfillable(rule: Rule, held: Any, installed: Installed) -> Iterator[ConfigurationError]:
+def _unfillable(rule: Any, held: Any, installed: Installed) -> Iterator[ConfigurationError]:
     """Return what a locked view needs for its key that no request for a route has.
 
     A view gets parts of its URL, and what decorators around it add; all are its parameters, unless it takes any.
