@@ -174,8 +174,8 @@ def faults_of(installed: Installed) -> Iterator[ConfigurationError]:
     - A setting that came after the extension, which has not read it: such a ``WEBLOCK_URL`` would leave each
       machine with locks of its own.
     - A locked view of which Flask calls the unlocked function inside it. That happens where ``@locks.lock`` stands
-      above ``@app.route``, which returns the function as it is. A view below ``@locks.lock`` without a key is told
-      apart here: until then, it could be a function that makes one.
+      above ``@app.route``, which returns the function as it is. A view below ``@locks.lock`` without a key is noticed
+      only here: until then, it could be a function that makes one.
     - A view that is to be executed once, and serves GET, or whose answers the engine cannot store.
     - A key that no request can fill in.
     """
