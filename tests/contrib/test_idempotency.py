@@ -245,7 +245,7 @@ def test_requests_that_are_not_executed_are_told_and_counted(database, locks):
     assert [each.outcome for each in told] == ["running", "replayed", "replayed", "reused"]
     assert {each.key for each in told} == {*SPEC.keys_of(asked())}
     assert {each.template for each in told} == {"idempotency:{digest}"}
-    assert history.repeats() == {"replayed": 2, "running": 1, "reused": 1}
+    assert history.facts()["repeats"] == {"replayed": 2, "running": 1, "reused": 1}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.aio import PATIENCE, eventually
+from tests.support.aio import PATIENCE
 from tests.support.busy import busy
 from tests.support.http import client_of
 from weblock import AsyncLocks, ConfigurationError, Locks, LockTimeout, events
@@ -75,11 +75,8 @@ async def test_authorize_decides(url: str, is_async: bool) -> None:
 
 
 @pytest.mark.parametrize("api", [Locks, AsyncLocks])
-async def test_it_tells_keys_holders_and_queues(
-    url: str, locks: Locks, api: Any, monkeypatch
-) -> None:
+async def test_it_tells_keys_holders_and_queues(url: str, locks: Locks, api: Any) -> None:
     """As JSON it tells what ``list`` does, the longest queue first, and the numbers, on both APIs."""
-    monkeypatch.setattr("weblock.contrib.status.page.SELDOM", PATIENCE)  # No look but ours.
     page = StatusPage(api.from_url(url), insecure=True)
     assert (await told(page))["keys"] == []
     with busy(locks, "a", "web-1"), busy(locks, "b", "web-2", "web-3"):
@@ -114,7 +111,7 @@ async def test_a_stream_tells_each_look(url: str, locks: Locks, monkeypatch) -> 
     monkeypatch.setattr(
         page_module, "time", SimpleNamespace(monotonic=seconds.__next__, time=time.time)
     )
-    monkeypatch.setattr(page_module, "STREAM", 3)
+    monkeypatch.setattr(page_module, "STREAM", 7)
     monkeypatch.setattr("weblock.contrib.status.page.EVERY", 0.02)
     async with client_of(StatusPage(url, insecure=True)) as client:
         with busy(locks, "a", "web-1"):
@@ -125,26 +122,30 @@ async def test_a_stream_tells_each_look(url: str, locks: Locks, monkeypatch) -> 
     assert {message["keys"][0]["key"] for message in messages} == {"a"}
 
 
-async def test_a_stream_ends_with_its_client(url: str) -> None:
-    """When the client has gone, nothing is left but the look that all share."""
-    page = StatusPage(url, insecure=True)
-    sent: list[Any] = []
-    gone = asyncio.Event()
+async def test_streams_share_a_look_and_end_with_their_clients(url: str, monkeypatch) -> None:
+    """A second client costs the engine nothing; when both have gone, nothing is left."""
+    monkeypatch.setattr(page_module, "EVERY", PATIENCE)
+    with Locks.from_url(url) as locks:
+        looks, listed = [], locks.list
+        monkeypatch.setattr(locks, "list", lambda **options: looks.append(1) or listed(**options))
+        page = StatusPage(locks, insecure=True)
+        gone = asyncio.Event()
 
-    async def receive() -> dict[str, Any]:
-        await gone.wait()
-        return {"type": "http.disconnect"}
+        async def receive() -> dict[str, Any]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
 
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "GET", "headers": [(b"accept", b"text/event-stream")]}
-    serving = asyncio.create_task(page(scope, receive, send))
-    await eventually(lambda: len(sent) > 1)
-    gone.set()
-    await serving
-    names = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    assert names == ["weblock-status"]
+        scope = {"type": "http", "method": "GET", "headers": [(b"accept", b"text/event-stream")]}
+        serving = []
+        for _ in range(2):
+            sent = asyncio.Queue[Any]()
+            serving.append(asyncio.create_task(page(scope, receive, sent.put)))
+            for kind in ("start", "body"):
+                assert (await sent.get())["type"] == f"http.response.{kind}"
+        gone.set()
+        await asyncio.gather(*serving)
+        assert looks == [1]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_an_engine_that_is_down_is_shown() -> None:
@@ -184,16 +185,16 @@ def test_history_is_bounded_and_forgets(locks: Locks) -> None:
         lost = events.Lost(key=f"k{number}", fence=1, reason="expired", held_for=1.0, **facts)
         history.hear(lost)
         history.hear(events.GaveUp(key="k", waited=float(number), place=None, **facts))
-    assert [each["key"] for each in history.incidents()][:2] == ["k299", "k298"]
-    assert len(history.incidents()) == 100
-    assert history.waits()[-1][2] == 299.0
-    assert len(history.waits()) == 31
+    assert [each["key"] for each in history.facts()["incidents"]][:2] == ["k299", "k298"]
+    assert len(history.facts()["incidents"]) == 100
+    assert history.facts()["waits"][-1][2] == 299.0
+    assert len(history.facts()["waits"]) == 31
     elsewhere = [facts | {"engine": "another"}, facts | {"namespace": "another"}]
     for each in elsewhere:
         history.hear(events.Lost(key="other", fence=1, reason="expired", held_for=1.0, **each))
-    assert history.incidents()[0]["key"] == "k299"
+    assert history.facts()["incidents"][0]["key"] == "k299"
     now[0] += KEPT + 1
-    assert history.incidents() == history.waits() == []
+    assert history.facts()["incidents"] == history.facts()["waits"] == []
 
 
 def test_a_page_that_is_gone_hears_nothing(locks: Locks) -> None:

@@ -65,7 +65,7 @@ def seed(page: StatusPage) -> None:
     load = 3.0
     for ago in range(900, 0, -5):
         load = max(0.0, load + dice.uniform(-1, 1))
-        page._looks._samples.append((now - ago, round(load) + 2, round(max(0, load - 2) * 1.5)))
+        page._samples.append([now - ago, round(load) + 2, round(max(0, load - 2) * 1.5)])
     for ago in range(890, 0, -10):
         page._history._waits.append([now - ago, 3, round(dice.expovariate(0.9), 3)])
 

@@ -1,7 +1,7 @@
 """The ASGI application of the status page: HTML, JSON or a stream, whichever the request accepts.
 
-``Looks`` looks at an engine once a second, for all who watch a page. ``History`` has what happened in this process lately:
-waits, outages, losses, and what was taken away by force.
+While clients watch a page, it asks the engine once a second, however many they are. ``History`` has what happened in this
+process lately: waits, outages, losses, and what was taken away by force.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextvars import Context
 from pathlib import Path
 from typing import Any, Final, Unpack
 
@@ -42,6 +41,12 @@ Authorize = Callable[[Scope], "bool | str | Awaitable[bool | str]"]
 
 STREAM: Final = 10.0
 """Seconds after which a stream ends, for a server that shuts down waits for it. Browsers ask again."""
+
+EVERY: Final = 1.0
+"""Seconds between two looks at the engine, while a client watches."""
+
+LIMIT: Final = 500
+"""Keys on a page."""
 
 LARGEST: Final = 10_000
 """The largest request to release, in bytes."""
@@ -97,7 +102,9 @@ class StatusPage:
             self._locks = AsyncLocks.from_url(locks, **options)
         self._authorize = authorize
         self._allow_release = allow_release
-        self._looks = Looks(self._locks)
+        self._last: dict[str, Any] = {}
+        self._next_look = 0.0
+        self._samples: deque[list[float]] = deque(maxlen=round(KEPT / EVERY))
         self._history = History(self._locks)  # It keeps nothing of the page alive.
         self._page, self._policy = _page()
         stop = observe(Observer(self._history.hear, only=KINDS, immediate=True))
@@ -107,7 +114,10 @@ class StatusPage:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            kind = ""
+            while kind != "lifespan.shutdown":
+                kind = (await receive())["type"]
+                await send({"type": f"{kind}.complete"})
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008})
@@ -129,44 +139,65 @@ class StatusPage:
             headers = {"content-security-policy": self._policy}
             await _reply(send, 200, self._page, "text/html; charset=utf-8", **headers)
         else:
-            await _reply(send, 200, await self._facts(scope, await self._looks.fresh()))
+            await self._look()
+            await _reply(send, 200, await self._facts(scope))
 
-    async def _facts(self, scope: Scope, look: Snapshot) -> dict[str, Any]:
+    async def _facts(self, scope: Scope) -> dict[str, Any]:
         return {
             "engine": self._locks.engine,
             "scope": self._locks.scope,
             "namespace": self._locks.namespace,
             "process": f"{socket.gethostname()}:{os.getpid()}",
             "may_release": bool(await self._may_release(scope)),
-            **look,
-            "waits": self._history.waits(),
-            "repeats": self._history.repeats(),
-            "incidents": self._history.incidents(),
+            **self._last,
+            **self._history.facts(),
+        }
+
+    async def _look(self) -> None:
+        """List the keys now."""
+        self._next_look = time.monotonic() + EVERY
+        error, infos = None, list[KeyInfo]()
+        try:
+            if isinstance(self._locks, AsyncLocks):
+                infos += await self._locks.list(limit=LIMIT)
+            else:
+                infos += await asyncio.to_thread(self._locks.list, limit=LIMIT)
+        except EngineUnavailable as failure:
+            error = str(failure)
+        now = time.time()
+        held = sum(info.holder is not None for info in infos)
+        waiting = sum(len(info.waiters) for info in infos)
+        if error is None:
+            self._samples.append([round(now, 1), held, waiting])
+        infos.sort(key=lambda info: (-len(info.waiters), -info.held_for, info.key))
+        self._last = {
+            "at": now,
+            "error": error,
+            "keys": [as_dict(info) for info in infos],
+            "more": len(infos) == LIMIT,
+            "held": held,
+            "waiting": waiting,
+            "samples": [each for each in self._samples if each[0] > now - KEPT],
         }
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send each update, until the client has disconnected or the stream has lasted its time."""
         await _start(send, 200, "text/event-stream; charset=utf-8")
         gone = asyncio.ensure_future(_until_gone(receive))
-        self._looks.watch()
+        end = time.monotonic() + STREAM
         try:
-            end = time.monotonic() + STREAM
-            look = await self._looks.recent()
-            while not gone.done():
-                data = json.dumps(await self._facts(scope, look))
+            more = True
+            while more and not gone.done():
+                # All streams share a look, by the first that comes after ``EVERY``.
+                if not self._last or time.monotonic() >= self._next_look:
+                    await self._look()
+                data = json.dumps(await self._facts(scope))
                 more = time.monotonic() < end
                 body = f"retry: 300\ndata: {data}\n\n".encode()
                 await send({"type": "http.response.body", "body": body, "more_body": more})
-                if not more:
-                    return
-                following = asyncio.ensure_future(self._looks.next())
-                await asyncio.wait({gone, following}, return_when=asyncio.FIRST_COMPLETED)
-                if not following.done():
-                    following.cancel()
-                    return
-                look = following.result()
+                if more:
+                    await asyncio.wait({gone}, timeout=EVERY)
         finally:
-            self._looks.leave()
             gone.cancel()
 
     async def _may_release(self, scope: Scope) -> bool | str:
@@ -187,7 +218,7 @@ class StatusPage:
             await _reply(send, 415, {"error": f"send {_JSON}"})
             return
         try:
-            key, fence = _wanted(await _body(receive))
+            key, fence = await _wanted(receive)
             by = f"{user if isinstance(user, str) else 'somebody'} (status page)"
             if isinstance(self._locks, AsyncLocks):
                 taken = await take_away_async(self._locks, key, fence=fence, by=by)
@@ -228,21 +259,8 @@ def _inside(text: str, tag: str) -> str:
     return found[1]
 
 
-def _wanted(body: bytes) -> tuple[str, int]:
+async def _wanted(receive: Receive) -> tuple[str, int]:
     """Return the key and the fence that a request to release names. Raises ``ValueError``."""
-    wanted: Any = json.loads(body)
-    key: Any = wanted.get("key") if isinstance(wanted, dict) else None
-    fence: Any = wanted.get("fence") if isinstance(wanted, dict) else None
-    if not isinstance(key, str) or not isinstance(fence, int):
-        raise ValueError('send {"key": ..., "fence": ...}')  # noqa: TRY004 - it is the client's
-    return key, fence
-
-
-def _header(scope: Scope, wanted: bytes) -> list[str]:
-    return [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == wanted]
-
-
-async def _body(receive: Receive) -> bytes:
     body, more = b"", True
     while more:
         message = await receive()
@@ -252,7 +270,16 @@ async def _body(receive: Receive) -> bytes:
         more = message.get("more_body", False)
         if len(body) > LARGEST:
             raise ValueError("the request is too large")
-    return body
+    wanted: Any = json.loads(body)
+    if not isinstance(wanted, dict) or not isinstance(wanted.get("key"), str):
+        raise ValueError('send {"key": ..., "fence": ...}')  # noqa: TRY004 - it is the client's
+    if not isinstance(wanted.get("fence"), int):
+        raise ValueError('send {"key": ..., "fence": ...}')  # noqa: TRY004 - as above
+    return wanted["key"], wanted["fence"]
+
+
+def _header(scope: Scope, wanted: bytes) -> list[str]:
+    return [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == wanted]
 
 
 async def _until_gone(receive: Receive) -> None:
@@ -280,111 +307,6 @@ async def _reply(
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     await _start(send, status, kind, **{"content-length": str(len(data)), **headers})
     await send({"type": "http.response.body", "body": data})
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    while True:
-        kind = (await receive())["type"]
-        await send({"type": f"{kind}.complete"})
-        if kind == "lifespan.shutdown":
-            return
-
-
-EVERY: Final = 1.0
-"""Seconds between two reads, while a client watches."""
-
-SELDOM: Final = 5.0
-"""Seconds between two reads after the last client has gone, to fill the next one's charts."""
-
-LIMIT: Final = 500
-"""Keys on a page."""
-
-Snapshot = dict[str, Any]
-
-
-class Looks:
-    """The last look at the keys of one ``Locks``, and how many held and waited in those before.
-
-    It begins with the first who watches, and ends ``KEPT`` seconds after the last. All share one task, so
-    the engine is asked once a second, however many watch.
-    """
-
-    def __init__(self, locks: AsyncLocks | Locks) -> None:
-        self._locks = locks
-        self._samples: deque[tuple[float, int, int]] = deque(maxlen=round(KEPT / EVERY))
-        self._watchers = 0
-        self._idle_since = time.monotonic()
-        self._task: asyncio.Task[None] | None = None
-        self._looked: asyncio.Event = asyncio.Event()
-        self.last: Snapshot = {}
-
-    async def fresh(self) -> Snapshot:
-        """Look now, and return what there is."""
-        await self._look()
-        self._ensure_looking()
-        return self.last
-
-    async def recent(self) -> Snapshot:
-        """Return what was seen within the last second; look now only if that is longer ago."""
-        age = time.time() - self.last.get("at", 0.0)
-        return self.last if 0 <= age < EVERY and self._watchers > 1 else await self.fresh()
-
-    async def next(self) -> Snapshot:
-        """Return what the next look sees."""
-        self._ensure_looking()
-        looked = self._looked
-        await looked.wait()
-        return self.last
-
-    def watch(self) -> None:
-        """Record that a client watches, until ``leave``."""
-        self._watchers += 1
-
-    def leave(self) -> None:
-        """Record that a client has stopped watching."""
-        self._watchers -= 1
-        self._idle_since = time.monotonic()
-
-    def _ensure_looking(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._task is None or self._task.done() or self._task.get_loop() is not loop:
-            self._looked = asyncio.Event()  # Each belongs to one loop.
-            self._task = loop.create_task(self._go_on(), name="weblock-status", context=Context())
-
-    async def _go_on(self) -> None:
-        while self._watchers or time.monotonic() - self._idle_since < KEPT:
-            await asyncio.sleep(EVERY if self._watchers else SELDOM)
-            await self._look()
-
-    async def _look(self) -> None:
-        error, infos = None, list[KeyInfo]()
-        try:
-            infos = await self._listed()
-        except EngineUnavailable as failure:
-            error = str(failure)
-        now = time.time()
-        held = sum(info.holder is not None for info in infos)
-        waiting = sum(len(info.waiters) for info in infos)
-        if error is None:
-            self._samples.append((round(now, 1), held, waiting))
-        infos.sort(key=lambda info: (-len(info.waiters), -info.held_for, info.key))
-        self.last = {
-            "at": now,
-            "error": error,
-            "keys": [as_dict(info) for info in infos],
-            "more": len(infos) == LIMIT,
-            "held": held,
-            "waiting": waiting,
-            "samples": [list(each) for each in self._samples],
-        }
-        looked, self._looked = self._looked, asyncio.Event()
-        looked.set()
-
-    async def _listed(self) -> list[KeyInfo]:
-        locks = self._locks
-        if isinstance(locks, AsyncLocks):
-            return list(await locks.list(limit=LIMIT))
-        return list(await asyncio.to_thread(locks.list, limit=LIMIT))
 
 
 KEPT: Final = 15 * 60.0
@@ -448,8 +370,8 @@ class History:
         ):
             return
         now = self._now()
+        waited, start = getattr(event, "waited", None), now - now % SLICE
         with self._guard:
-            waited, start = getattr(event, "waited", None), now - now % SLICE
             if isinstance(event, events.Repeated):
                 if not self._repeats or self._repeats[-1][0] != start:
                     self._repeats.append((start, Counter()))
@@ -457,41 +379,35 @@ class History:
             if waited is not None:
                 if not self._waits or self._waits[-1][0] != start:
                     self._waits.append([start, 0, 0.0])
-                last = self._waits[-1]
-                last[1] += 1
-                last[2] = max(last[2], round(waited, 3))
+                self._waits[-1][1] += 1
+                self._waits[-1][2] = max(self._waits[-1][2], round(waited, 3))
             if type(event) in INCIDENTS:
-                self._remember(now, event)
+                level, text = INCIDENTS[type(event)]
+                facts = dict(event.facts())
+                besides = and_others(event.others) if isinstance(event, events.Forced) else ""
+                text = text.format(**facts, and_others=besides)
+                what = {"name": event.name, "key": facts.get("key"), "level": level}
+                last = self._incidents[-1] if self._incidents else {}
+                if what.items() <= last.items():  # Many of a kind must not push out all others.
+                    last.update(at=now, count=last["count"] + 1, text=text)
+                else:
+                    self._incidents.append({"at": now, "count": 1, "text": text, **what})
 
-    def waits(self) -> list[list[float]]:
-        """Return for each slice of time when it began, how many waits ended, and the longest, seconds."""
-        oldest = self._now() - KEPT
-        with self._guard:
-            return [list(each) for each in self._waits if each[0] >= oldest]
+    def facts(self) -> dict[str, Any]:
+        """Return what a page tells.
 
-    def repeats(self) -> dict[str, int]:
-        """Return how many requests with a known idempotency key were not executed, by outcome."""
-        oldest, found = self._now() - KEPT, Counter(replayed=0, running=0, reused=0)
+        ``waits`` are, for each slice of time, when it began, how many waits ended, and the longest, in seconds.
+        ``repeats`` are the requests with a known idempotency key that were not executed, by outcome.
+        ``incidents`` are what went wrong, the last first.
+        """
+        oldest, repeats = self._now() - KEPT, Counter(replayed=0, running=0, reused=0)
         with self._guard:
             for start, counts in self._repeats:
-                found.update(counts if start >= oldest else {})
-        return dict(found)
-
-    def incidents(self) -> list[dict[str, Any]]:
-        """Return what went wrong, the last first."""
-        oldest = self._now() - KEPT
-        with self._guard:
-            return [dict(each) for each in reversed(self._incidents) if each["at"] >= oldest]
-
-    def _remember(self, now: float, event: Event) -> None:
-        """Count a repeated incident, so that it does not push out all others."""
-        level, text = INCIDENTS[type(event)]
-        facts = dict(event.facts())
-        besides = and_others(event.others) if isinstance(event, events.Forced) else ""
-        text = text.format(**facts, and_others=besides)
-        what = {"name": event.name, "key": facts.get("key"), "level": level}
-        last = self._incidents[-1] if self._incidents else None
-        if last and all(last[name] == value for name, value in what.items()):
-            last.update(at=now, count=last["count"] + 1, text=text)
-        else:
-            self._incidents.append({"at": now, "count": 1, "text": text, **what})
+                repeats.update(counts if start >= oldest else {})
+            return {
+                "waits": [list(each) for each in self._waits if each[0] >= oldest],
+                "repeats": dict(repeats),
+                "incidents": [
+                    dict(each) for each in reversed(self._incidents) if each["at"] >= oldest
+                ],
+            }
