@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+from opentelemetry.metrics import Counter as Counting
 from opentelemetry.trace import (
     Link,
     Span,
@@ -72,8 +73,12 @@ def observer(
     own, which record nothing, it costs next to nothing. Raises ``ConfigurationError`` for what is no
     provider.
     """
-    _check("meter_provider", meter_provider, "get_meter")
-    _check("tracer_provider", tracer_provider, "get_tracer")
+    for name, provider in ("meter", meter_provider), ("tracer", tracer_provider):
+        if provider is not None and not hasattr(provider, f"get_{name}"):
+            raise ConfigurationError(
+                f"{name}_provider={provider!r:.80} has no get_{name}(): give a provider of OpenTelemetry's"
+                " SDK, or leave it out for the provider of the process"
+            )
     measured = Metrics(metrics.get_meter(NAME, __version__, meter_provider))
     traced = Traces(trace.get_tracer(NAME, __version__, tracer_provider))
 
@@ -138,14 +143,6 @@ def _nothing_is_recorded() -> bool:
     return all(type(each).__module__.startswith(_OF_THE_API) for each in providers)
 
 
-def _check(name: str, provider: object, method: str) -> None:
-    if provider is not None and not hasattr(provider, method):
-        raise ConfigurationError(
-            f"{name}={provider!r:.80} has no {method}(): give a provider of OpenTelemetry's SDK, or"
-            " leave it out for the provider of the process"
-        )
-
-
 WAITS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 HOLDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 ANSWERS: Final = (1e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -183,11 +180,6 @@ class Metrics:
             unit="{acquisition}",
             description="Attempts to acquire a key that have ended, by outcome",
         )
-        self._failed_open = meter.create_counter(
-            "weblock.lock.failed_open",
-            unit="{section}",
-            description="Sections that ran without a lock, since the engine did not answer",
-        )
         self._waiters = meter.create_up_down_counter(
             "weblock.lock.waiters",
             unit="{caller}",
@@ -201,16 +193,23 @@ class Metrics:
             unit="{lease}",
             description="Leases that ended before they were released, by reason",
         )
-        self._at_risk = meter.create_counter(
-            "weblock.lease.at_risk",
-            unit="{lease}",
-            description="Leases of which a renewal was not answered",
-        )
-        self._forced = meter.create_counter(
-            "weblock.lease.forced",
-            unit="{lease}",
-            description="Leases that this process took away by force",
-        )
+        self._counters: Mapping[type[Event], Counting] = {
+            AtRisk: meter.create_counter(
+                "weblock.lease.at_risk",
+                unit="{lease}",
+                description="Leases of which a renewal was not answered",
+            ),
+            FailedOpen: meter.create_counter(
+                "weblock.lock.failed_open",
+                unit="{section}",
+                description="Sections that ran without a lock, since the engine did not answer",
+            ),
+            Forced: meter.create_counter(
+                "weblock.lease.forced",
+                unit="{lease}",
+                description="Leases that this process took away by force",
+            ),
+        }
         self._repeated = meter.create_counter(
             "weblock.idempotent.repeats",
             unit="{request}",
@@ -224,93 +223,71 @@ class Metrics:
         self._engines: dict[str, int] = {}
         self._seen: set[tuple[str, ...]] = set()
         self._present = _Present()
-        self._on: Mapping[type[Event], Callable[[Any], None]] = {
-            Acquired: self._acquired,
-            Answered: self._answered,
-            AtRisk: lambda event: self._at_risk.add(1, attributes_of(event)),
-            Available: lambda event: self._engines.update({event.engine: 1}),
-            FailedOpen: lambda event: self._failed_open.add(1, attributes_of(event)),
-            Forced: lambda event: self._forced.add(1, attributes_of(event)),
-            Forgotten: lambda event: self._ended(event, "forgotten"),
-            HandedOver: lambda event: self._ended(event, "handed_over"),
-            GaveUp: lambda event: self._not_acquired(event, "gave_up"),
-            Lost: self._was_lost,
-            Refused: lambda event: self._not_acquired(event, "refused"),
-            Released: lambda event: self._ended(event, "released"),
-            Repeated: lambda event: self._repeated.add(
-                1, {**attributes_of(event), "weblock.outcome": event.outcome}
-            ),
-            TakenOver: lambda event: self._holds(event, attributes_of(event)),
-            TimedOut: lambda event: self._not_acquired(event, "timed_out"),
-            Unavailable: self._unavailable,
-            Waiting: self._came,
-        }
 
     def __call__(self, event: Event) -> None:
         """Record an event."""
-        if note := self._on.get(type(event)):
-            note(event)
+        attributes = attributes_of(event) if isinstance(event, KeyEvent | Unavailable) else {}
+        match event:
+            case Answered():
+                outcome = "failed" if event.failed else "answered"
+                about = {"weblock.engine": event.engine, "weblock.operation": event.operation}
+                self._answer.record(event.duration, {**about, "weblock.outcome": outcome})
+            case Acquired() | TakenOver():
+                self._engines[event.engine] = 1
+                self._present.come(lease_of(event))
+                self._held.add(1, attributes)
+                if isinstance(event, Acquired):
+                    self._acquired(event, attributes)
+            case Released() | HandedOver() | Lost() | Forgotten():
+                if isinstance(event, Lost):
+                    self._lost.add(1, {**attributes, "weblock.reason": event.reason})
+                if self._present.go(lease_of(event)):
+                    self._held.add(-1, attributes)
+                self._hold.record(event.held_for, {**attributes, "weblock.outcome": event.name})
+            case Waiting():
+                self._present.come(*attributes.values())
+                self._waiters.add(1, attributes)
+            case TimedOut() | Refused() | GaveUp() | Unavailable():
+                self._not_acquired(event, attributes)
+            case AtRisk() | FailedOpen() | Forced():
+                self._counters[type(event)].add(1, attributes)
+            case Repeated():
+                self._repeated.add(1, {**attributes, "weblock.outcome": event.outcome})
+            case Available():
+                self._engines[event.engine] = 1
 
-    def _came(self, event: Waiting) -> None:
-        attributes = attributes_of(event)
-        self._present.come(*attributes.values())
-        self._waiters.add(1, attributes)
-
-    def _acquired(self, event: Acquired) -> None:
-        attributes = attributes_of(event)
+    def _acquired(self, event: Acquired, attributes: Attributes) -> None:
         if tuple(attributes.values()) not in self._seen:
             # What should never happen is counted from 0, because an increase from nothing to 1 is none.
             self._seen.add(tuple(attributes.values()))
-            self._failed_open.add(0, attributes)
+            self._counters[FailedOpen].add(0, attributes)
             for reason in REASONS:
                 self._lost.add(0, {**attributes, "weblock.reason": reason})
-        if event.handed_over:
-            self._left(attributes)
-        self._holds(event, attributes)
+        if event.handed_over and self._present.go(*attributes.values()):
+            self._waiters.add(-1, attributes)
         outcome = {**attributes, "weblock.outcome": "acquired"}
         self._acquisitions.add(1, outcome)
         self._wait.record(event.waited, outcome)
 
-    def _holds(self, event: Acquired | TakenOver, attributes: Attributes) -> None:
-        self._engines[event.engine] = 1
-        self._present.come(lease_of(event))
-        self._held.add(1, attributes)
-
-    def _not_acquired(self, event: TimedOut | Refused | GaveUp | Unavailable, outcome: str) -> None:
-        attributes = attributes_of(event)
-        if not isinstance(event, Refused) and event.place is not None:
-            self._left(attributes)
+    def _not_acquired(
+        self, event: TimedOut | Refused | GaveUp | Unavailable, attributes: Attributes
+    ) -> None:
+        outcome = event.name
+        if isinstance(event, Unavailable):
+            if event.recovering:
+                outcome = "recovering"
+            else:
+                self._engines[event.engine] = 0
+            if event.operation != "acquire":
+                return
+        waited = 0.0
+        if not isinstance(event, Refused):
+            waited = event.waited
+            if event.place is not None and self._present.go(*attributes.values()):
+                self._waiters.add(-1, attributes)
         attributes = {**attributes, "weblock.outcome": outcome}
         self._acquisitions.add(1, attributes)
-        self._wait.record(0.0 if isinstance(event, Refused) else event.waited, attributes)
-
-    def _left(self, attributes: Attributes) -> None:
-        if self._present.go(*attributes.values()):
-            self._waiters.add(-1, attributes)
-
-    def _unavailable(self, event: Unavailable) -> None:
-        if not event.recovering:
-            self._engines[event.engine] = 0
-        if event.operation == "acquire":
-            self._not_acquired(event, "recovering" if event.recovering else "unavailable")
-
-    def _was_lost(self, event: Lost) -> None:
-        self._lost.add(1, {**attributes_of(event), "weblock.reason": event.reason})
-        self._ended(event, "lost")
-
-    def _ended(self, event: Released | HandedOver | Lost | Forgotten, outcome: str) -> None:
-        attributes = attributes_of(event)
-        if self._present.go(lease_of(event)):
-            self._held.add(-1, attributes)
-        self._hold.record(event.held_for, {**attributes, "weblock.outcome": outcome})
-
-    def _answered(self, event: Answered) -> None:
-        attributes = {
-            "weblock.engine": event.engine,
-            "weblock.operation": event.operation,
-            "weblock.outcome": "failed" if event.failed else "answered",
-        }
-        self._answer.record(event.duration, attributes)
+        self._wait.record(waited, attributes)
 
     def _observe_engines(self, _options: CallbackOptions) -> Iterable[Observation]:
         for engine, up in list(self._engines.items()):
@@ -394,7 +371,12 @@ class Traces:
         """Record an event, in the context in which it happens."""
         match event:
             case Acquired() | TakenOver():
-                self._acquired(event)
+                if isinstance(event, Acquired) and event.handed_over:
+                    self._wait(event, event.waited, _waits_for.get(), None)
+                span = trace.get_current_span()
+                if span.is_recording():
+                    self._add_event(span, event)
+                    self._spans[lease_of(event)] = span
             case Released() | HandedOver() | Lost() | Forgotten():
                 self._add_event(self._spans.pop(lease_of(event), None), event)
             case AtRisk():
@@ -411,14 +393,6 @@ class Traces:
                 self._wait(event, event.waited, None, event.cause)
             case FailedOpen():
                 self._add_event(trace.get_current_span(), event)
-
-    def _acquired(self, event: Acquired | TakenOver) -> None:
-        span = trace.get_current_span()
-        if isinstance(event, Acquired) and event.handed_over:
-            self._wait(event, event.waited, _waits_for.get(), None)
-        if span.is_recording():
-            self._add_event(span, event)
-            self._spans[lease_of(event)] = span
 
     def _wait(
         self, event: KeyEvent | Unavailable, waited: float, holder: str | None, failure: str | None
