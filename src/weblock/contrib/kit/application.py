@@ -215,10 +215,18 @@ class Locked:
 
     def facts(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
+        keys = [key.text if isinstance(key, KeyTemplate) else key for key in self.keys]
+        keys = [key if isinstance(key, str) else name_of(key) for key in keys]
+        options = dict(self.options)
+        for name, value in options.items():
+            if callable(value):
+                options[name] = name_of(value)
+            elif not (value is None or isinstance(value, str | int | float | list)):
+                options[name] = str(value)
         return {
             "what": self.what,
-            "keys": list(map(_text_of, self.keys)),
-            "options": {name: _plain(value) for name, value in self.options.items()},
+            "keys": keys,
+            "options": options,
             "guard": self.guard,
             "engine": self.locks and self.locks.engine,
             "scope": self.locks and self.locks.scope,
@@ -239,15 +247,3 @@ class Locked:
         }
         told = [f"  {f'{name}:':<9}{text}" for name, text in lines.items() if text]
         return "\n".join([self.what, *told])
-
-
-def _text_of(key: KeyTemplate | KeyFunction | str) -> str:
-    if isinstance(key, KeyTemplate):
-        return key.text
-    return key if isinstance(key, str) else name_of(key)
-
-
-def _plain(value: object) -> object:
-    if callable(value):
-        return name_of(value)
-    return value if value is None or isinstance(value, str | int | float | list) else str(value)

@@ -316,14 +316,8 @@ def innermost(kind: type[R], of: Book | None = None, *, for_application: bool = 
 
 def current_book() -> Book | None:
     """Return the innermost book whose work the running code is a part of; ``None`` if all have ended."""
-    flow = part_of.get()
-    while flow is not None:
-        book: Book | None = flow.book()
-        outermost = book.layers[0]() if book else None
-        if outermost is not None and not outermost.over:
-            return book
-        flow = flow.within
-    return None
+    layer: RequestLeases[Any] | None = innermost(RequestLeases)
+    return layer.book if layer else None
 
 
 def watch_sessions() -> None:

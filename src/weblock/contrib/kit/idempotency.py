@@ -34,7 +34,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Self, TypedDict, Unpack
 from uuid import UUID
 
@@ -429,47 +429,37 @@ def reading_answers(failures: tuple[type[Exception], ...], remedy: str) -> Itera
         ) from error
 
 
+@dataclass
 class Answers:
-    """The stored answers in a database of the application.
+    """The stored answers in a database of the application."""
 
-    ``execute`` runs one statement, with parameters such as ``:digest``, and returns the rows that it found.
-    ``database`` is the name of the kind of database, such as ``"postgresql"``, ``failures`` are its errors, and
-    ``remedy`` says how to make the table.
-    """
-
-    def __init__(
-        self,
-        spec: IdempotencySpec,
-        asked: Asked,
-        locks: BaseLocks,
-        database: str,
-        execute: Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]],
-        *,
-        failures: tuple[type[Exception], ...],
-        remedy: str,
-    ) -> None:
-        self._spec = spec
-        self._asked = asked
-        self._locks = locks
-        self._database = database
-        self._execute = execute
-        self._failures = failures
-        self._remedy = remedy
-        self._expired = False
+    spec: IdempotencySpec
+    asked: Asked
+    locks: BaseLocks
+    database: str
+    """The kind of database, such as ``"postgresql"``."""
+    execute: Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]
+    """Runs one statement, with parameters such as ``:digest``, and returns the rows that it found."""
+    _: KW_ONLY
+    failures: tuple[type[Exception], ...]
+    """The errors of the database."""
+    remedy: str
+    """How to make the table."""
+    _expired = False
 
     def reading(self) -> AbstractContextManager[None]:
         """Raise ``AnswersUnavailable`` if the database does not answer in the block, so that nothing runs."""
-        return reading_answers(self._failures, self._remedy)
+        return reading_answers(self.failures, self.remedy)
 
     def find(self, busy: LockTimeout | None = None) -> Answer | None:
         """Return the stored answer to a request, also if another one with its key is ``busy``.
 
         Raises ``busy`` if there is none, and ``IdempotencyKeyReused`` if it is to another query or body.
         """
-        found = self._execute(_FINDING, {"digest": self._asked.digest})
+        found = self.execute(_FINDING, {"digest": self.asked.digest})
         self._expired = bool(found) and found[0][-1] <= time.time()
         kept = found[0][0] if found and not self._expired else None
-        if not self._spec.is_repeated(self._locks, self._asked, kept, busy):
+        if not self.spec.is_repeated(self.locks, self.asked, kept, busy):
             return None
         _fingerprint, status, headers, body, _expires_at = found[0]
         pairs = [(name, value) for name, value in json.loads(headers)]
@@ -483,24 +473,24 @@ class Answers:
         if found := self.find():
             return found
         now = int(time.time())
-        ((count, first),) = self._execute(_COUNTING, {"caller": self._asked.caller, "now": now})
-        if count >= self._spec.max_answers:
-            raise TooManyAnswers(self._spec.max_answers, retry_after=first - now)
+        ((count, first),) = self.execute(_COUNTING, {"caller": self.asked.caller, "now": now})
+        if count >= self.spec.max_answers:
+            raise TooManyAnswers(self.spec.max_answers, retry_after=first - now)
         return None
 
     def store(self, answer: Answer) -> None:
         """Insert an answer, as the last statement before COMMIT. Raises the database's error if there is one."""
         now = int(time.time())
         if self._expired:  # MySQL locks a gap for a DELETE that finds nothing.
-            self._execute(_CLEARING, {"digest": self._asked.digest, "now": now})
-        self._execute(
+            self.execute(_CLEARING, {"digest": self.asked.digest, "now": now})
+        self.execute(
             _STORING,
             {
-                **self._asked._asdict(),
+                **self.asked._asdict(),
                 "status": answer.status,
                 "headers": json.dumps(answer.headers),
                 "body": answer.body,
-                "expires_at": now + math.ceil(self._spec.keep),
+                "expires_at": now + math.ceil(self.spec.keep),
             },
         )
 
@@ -510,15 +500,15 @@ class Answers:
         """Delete a batch of expired answers in a transaction, after few of many commits. Failures are logged."""
         if random.random() >= ANSWER_SWEEPS:
             return
-        if self._database in ("mysql", "mariadb"):
+        if self.database in ("mysql", "mariadb"):
             sql = "DELETE FROM weblock_answer WHERE expires_at <= :now LIMIT 1000"
         else:
-            sql = _SWEEPING % ("FOR UPDATE SKIP LOCKED" if self._database == "postgresql" else "")
+            sql = _SWEEPING % ("FOR UPDATE SKIP LOCKED" if self.database == "postgresql" else "")
         # A guard may check the lease, which may be lost by now.
-        failures: tuple[type[Exception], ...] = (*self._failures, WeblockError)
+        failures: tuple[type[Exception], ...] = (*self.failures, WeblockError)
         try:
             with transaction():
-                self._execute(sql, {"now": int(time.time())})
+                self.execute(sql, {"now": int(time.time())})
         except failures:
             logger.warning(
                 "expired answers of idempotent requests were not deleted [weblock.answers_not_deleted]",

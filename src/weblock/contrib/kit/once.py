@@ -28,10 +28,10 @@ import base64
 import inspect
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, Protocol, Required, Self
+from typing import Any, Final, Required, Self
 
 from ..._adapting import KeptTexts
 from ..._api import BaseLease
@@ -48,6 +48,7 @@ from ...errors import (
 )
 from ...keys import signature_of
 from ...sync import Locks
+from .book import RequestLeases
 from .idempotency import Answer, Asked, IdempotencyOptions, IdempotencySpec, Stored
 from .spec import name_of
 
@@ -145,43 +146,27 @@ class KeptAnswers:
         return drive(self._texts.forget(f"idempotency:{answer.digest}", answer.caller))
 
 
-class Held(Protocol):
-    """What a layer of a request holds: ``RequestLeases``."""
-
-    @property
-    def at_end(self) -> list[Callable[[int], Awaitable[None]]]:
-        """What is called before the end of the response is sent."""
-
-    def check_done(self) -> None:
-        """Raise ``LeaseLost`` if the request must not report success."""
-
-
+@dataclass
 class Execution:
     """A request that is executed once.
 
     With ``keeps_errors``, responses from 400 on were returned, and not raised, and some of them are kept.
     """
 
-    def __init__(
-        self,
-        texts: KeptTexts,
-        spec: IdempotencySpec,
-        asked: Asked,
-        held: Held,
-        *,
-        keeps_errors: bool = False,
-    ) -> None:
-        self._texts = texts
-        self._keeps_errors = keeps_errors
-        self._spec = spec
-        self._asked = asked
-        self._held = held
-        (self._key,) = spec.keys_of(asked)
-        self._lease: BaseLease | None = None
-        self._status = 0
-        self._headers: list[tuple[str, str]] = []
+    texts: KeptTexts
+    spec: IdempotencySpec
+    asked: Asked
+    held: RequestLeases[Any]
+    """The layer of the request that holds its key."""
+    keeps_errors: bool = False
+    _lease: BaseLease | None = None
+    _status = 0
+    _headers: Sequence[tuple[str, str]] = ()
+    _is_complete = _is_long = False
+
+    def __post_init__(self) -> None:
+        (self._key,) = self.spec.keys_of(self.asked)
         self._body = bytearray()
-        self._is_complete = self._is_long = False
 
     async def begin(self, lease: BaseLease | None, busy: LockTimeout | None) -> Answer | None:
         """Return the kept answer; ``None`` if the request is to be executed.
@@ -191,21 +176,21 @@ class Execution:
         """
         self._lease = lease
         # If it is busy, the other request may have ended by now.
-        found = await self._texts.find(self._key, self._asked.caller)
+        found = await self.texts.find(self._key, self.asked.caller)
         if found.text is None:
-            self._spec.is_repeated(self._texts.locks, self._asked, None, busy)
-            if found.size >= self._spec.max_answers:
-                raise TooManyAnswers(self._spec.max_answers, retry_after=found.rest)
-            self._held.at_end.append(self.end)
+            self.spec.is_repeated(self.texts.locks, self.asked, None, busy)
+            if found.size >= self.spec.max_answers:
+                raise TooManyAnswers(self.spec.max_answers, retry_after=found.rest)
+            self.held.at_end.append(self.end)
             return None
         kept = json.loads(found.text)
         if kept.get("format") != FORMAT:
             raise ConfigurationError(
-                f"the answer to {self._asked.request} was stored in the format {kept.get('format')!r:.20}, and"
+                f"the answer to {self.asked.request} was stored in the format {kept.get('format')!r:.20}, and"
                 f" this version of weblock reads and writes the format {FORMAT}: delete it",
                 code="other_format",
             )
-        self._spec.is_repeated(self._texts.locks, self._asked, kept["fingerprint"], busy)
+        self.spec.is_repeated(self.texts.locks, self.asked, kept["fingerprint"], busy)
         headers = [(name, value) for name, value in kept["headers"]]
         return Answer(kept["status"], headers, base64.b64decode(kept["body"]))
 
@@ -217,7 +202,7 @@ class Execution:
 
     def add(self, part: bytes | None) -> None:
         """Note a part of the body, or ``None`` for a file that the server sends."""
-        self._is_long |= part is None or len(self._body) + len(part) > self._spec.max_body
+        self._is_long |= part is None or len(self._body) + len(part) > self.spec.max_body
         if part and not self._is_long:
             self._body += part
 
@@ -243,11 +228,11 @@ class Execution:
         """
         lease, self._lease = self._lease, None
         is_error = status >= HTTPStatus.BAD_REQUEST
-        if lease is None or status != self._status or (is_error and not self._keeps_errors):
+        if lease is None or status != self._status or (is_error and not self.keeps_errors):
             return
         if self._is_long or not self._is_complete:
             why = (
-                f"the answer has more than max_body={self._spec.max_body} bytes, or is a file. Return a"
+                f"the answer has more than max_body={self.spec.max_body} bytes, or is a file. Return a"
                 " shorter response"
                 if self._is_long
                 else "the response ended before it was complete: its client left, or the application failed"
@@ -255,20 +240,20 @@ class Execution:
             if not is_error:
                 self._report(why)
             return
-        answer = self._spec.answer_of(self._status, self._headers, bytes(self._body))
+        answer = self.spec.answer_of(self._status, self._headers, bytes(self._body))
         if answer is None:
             return
-        keep = self._spec.keep
+        keep = self.spec.keep
         kept = {
             "format": FORMAT,
-            **self._asked._asdict(),
+            **self.asked._asdict(),
             **answer._asdict(),
             "body": base64.b64encode(answer.body).decode(),
             "expires_at": time.time() + keep,
         }
         try:
-            self._held.check_done()
-            await self._texts.keep(lease, self._asked.caller, json.dumps(kept), keep)
+            self.held.check_done()
+            await self.texts.keep(lease, self.asked.caller, json.dumps(kept), keep)
         except LeaseLost:
             pass  # The layer responds with it, when it has released.
         except EngineUnavailable as failure:
@@ -278,5 +263,5 @@ class Execution:
         logger.error(
             "the answer to %s was not stored, so the request is executed again if it is sent again:"
             " %s [weblock.answer_not_stored]",
-            *(self._asked.request, why),
+            *(self.asked.request, why),
         )

@@ -116,33 +116,53 @@ class PathTemplate:
                 " placeholder is {name}, {name:int} or, for what may have slashes, {name:path}. Give a"
                 " regular expression, or a path that really has this character, as re.compile(...)"
             )
-        segments = text.split("/")
-        parsed = [_placeholder(text, segment) for segment in segments]
-        placeholders = [each for each in parsed if each]
-        names = [name for name, _ in placeholders]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ConfigurationError(
-                f"path {text!r} repeats the parameter {', '.join(sorted(twice))}"
-            )
-        with_slashes = [kind for _, kind in placeholders if kind is CONVERTERS["path"]]
-        if len(with_slashes) > 1:
-            raise ConfigurationError(
-                f"path {text!r} has two placeholders of kind 'path', which are slow to match: use"
-                " one, or give a compiled regular expression"
-            )
-        strict = "/".join(_pattern(each, is_wide=False) for each in segments)
-        wide = "/".join(_pattern(each, is_wide=True) for each in segments)
+        converters: dict[str, Converter] = {}
+        strict: list[str] = []
+        wide: list[str] = []
+        literals: list[str | None] = []
+        for segment in text.split("/"):
+            before, *placeholder = _PLACEHOLDER.split(segment)
+            if any("{" in part or "}" in part for part in (before, *placeholder[2::3])):
+                raise ConfigurationError(
+                    f"path {text!r} has {segment!r}: a placeholder is {{name}} or {{name:int}}"
+                )
+            if not placeholder:
+                literals.append(segment)
+                strict.append(re.escape(segment))
+                wide.append(re.escape(segment))
+                continue
+            if len(placeholder) > 3:
+                raise ConfigurationError(
+                    f"path {text!r} has {segment!r}: a segment has one placeholder, because routers differ"
+                    " in where they split it. Give a compiled regular expression"
+                )
+            name, kind, after = placeholder
+            if name in converters:
+                raise ConfigurationError(f"path {text!r} repeats the parameter {name}")
+            if (converter := CONVERTERS.get(kind or "str")) is None:
+                raise ConfigurationError(
+                    f"path {text!r} has the converter {kind!r}; available: {', '.join(CONVERTERS)}."
+                    " For your own converter, give a compiled regular expression as the path"
+                )
+            if kind == "path" and converter in converters.values():
+                raise ConfigurationError(
+                    f"path {text!r} has two placeholders of kind 'path', which are slow to match: use"
+                    " one, or give a compiled regular expression"
+                )
+            converters[name] = converter
+            literals.append(None)
+            for patterns, value in (
+                (strict, converter.pattern),
+                (wide, "[^/]+" if converter.read else converter.pattern),
+            ):
+                patterns.append(f"{re.escape(before)}(?P<{name}>{value}){re.escape(after)}")
         return cls(
             text,
-            dict(placeholders),
-            re.compile(strict),
-            re.compile(wide),
-            wide == strict and segments[-1] != "",
-            ()
-            if with_slashes
-            else tuple(
-                None if found else each for each, found in zip(segments, parsed, strict=True)
-            ),
+            converters,
+            re.compile("/".join(strict)),
+            re.compile("/".join(wide)),
+            strict == wide and segment != "",
+            () if CONVERTERS["path"] in converters.values() else tuple(literals),
         )
 
     @property
@@ -285,37 +305,3 @@ def _in_plain_form(segment: str) -> str:
             with suppress(ValueError):
                 return str(read(segment))
     return segment
-
-
-def _placeholder(path: str, segment: str) -> tuple[str, Converter] | None:
-    """Return the name and the converter of a segment's placeholder; ``None`` if it has none."""
-    literals, names, kinds = (_PLACEHOLDER.split(segment)[start::3] for start in range(3))
-    for literal in literals:
-        if "{" in literal or "}" in literal:
-            raise ConfigurationError(
-                f"path {path!r} has {segment!r}: a placeholder is {{name}} or {{name:int}}"
-            )
-    if not names:
-        return None
-    if len(names) > 1:
-        raise ConfigurationError(
-            f"path {path!r} has {segment!r}: a segment has one placeholder, because routers differ in"
-            " where they split it. Give a compiled regular expression"
-        )
-    kind = kinds[0] or "str"
-    if kind not in CONVERTERS:
-        raise ConfigurationError(
-            f"path {path!r} has the converter {kind!r}; available: {', '.join(CONVERTERS)}."
-            " For your own converter, give a compiled regular expression as the path"
-        )
-    return names[0], CONVERTERS[kind]
-
-
-def _pattern(segment: str, *, is_wide: bool) -> str:
-    before, *placeholder = _PLACEHOLDER.split(segment)
-    if not placeholder:
-        return re.escape(before)
-    name, kind, after = placeholder
-    converter = CONVERTERS[kind or "str"]
-    value = "[^/]+" if is_wide and converter.read else converter.pattern
-    return f"{re.escape(before)}(?P<{name}>{value}){re.escape(after)}"

@@ -110,18 +110,32 @@ def problem_of(
     if isinstance(error, ClientGone):
         title, detail = "The client has left", "The client did not wait for the lock."
         return Problem(CLIENT_GONE, "client_gone", title, detail)
-    problem = _problem_of(error)
-    if problem and debug and isinstance(error, EngineUnavailable | LeaseLost):
+    kind = next((kind for kind in _OF_ERRORS if isinstance(error, kind)), None)
+    if kind is None or not isinstance(error, WeblockError):
+        return None
+    status, title, detail = _OF_ERRORS[kind]
+    code, headers = kind.code, {}
+    if isinstance(error, IdempotencyKeyInvalid):
+        code = error.code
+        title = f"{error.header} is {'missing' if error.missing else 'malformed'}"
+        detail = detail.format(header=error.header)
+    elif isinstance(error, LockTimeout | EngineRecovering | TooManyAnswers):
+        seconds = min(LONGEST_RETRY_AFTER, max(1, math.ceil(error.retry_after or 0)))
+        headers = {"Retry-After": str(seconds)}
+    elif isinstance(error, EngineUnavailable | AnswersUnavailable):
+        headers = {"Retry-After": str(ENGINE_RETRY_AFTER)}
+    problem = Problem(status.value, code, title, detail, headers)
+    if debug and isinstance(error, EngineUnavailable | LeaseLost):
         problem.more["debug"] = str(error)
-    if problem and rewrite and isinstance(error, WeblockError):
-        found: object = rewrite(problem, error)
-        if not isinstance(found, Problem):
-            raise TypeError(
-                f"rewrite returned {found!r:.80} for a {type(error).__name__}: return the problem,"
-                " or dataclasses.replace(problem, ...)"
-            )
-        return found
-    return problem
+    if rewrite is None:
+        return problem
+    found: object = rewrite(problem, error)
+    if not isinstance(found, Problem):
+        raise TypeError(
+            f"rewrite returned {found!r:.80} for a {type(error).__name__}: return the problem,"
+            " or dataclasses.replace(problem, ...)"
+        )
+    return found
 
 
 def checked(rewrite: Rewrite | None) -> Rewrite | None:
@@ -147,29 +161,6 @@ def answers(
         return respond(problem) if problem else None
 
     return answer
-
-
-def _problem_of(error: BaseException | None) -> Problem | None:
-    if isinstance(error, IdempotencyKeyInvalid):
-        header = error.header
-        return Problem(
-            HTTPStatus.BAD_REQUEST.value,
-            error.code,
-            f"{header} is missing" if error.missing else f"{header} is malformed",
-            f"This operation requires the header {header}. Its value is a new random string, such as"
-            " a UUID, for each operation, and the same string when the request is sent again.",
-        )
-    kind = next((kind for kind in _OF_ERRORS if isinstance(error, kind)), None)
-    if kind is None:
-        return None
-    status, title, detail = _OF_ERRORS[kind]
-    retry_after: int | None = None
-    if isinstance(error, LockTimeout | EngineRecovering | TooManyAnswers):
-        retry_after = min(LONGEST_RETRY_AFTER, max(1, math.ceil(error.retry_after or 0)))
-    elif isinstance(error, EngineUnavailable | AnswersUnavailable):
-        retry_after = ENGINE_RETRY_AFTER
-    headers = {"Retry-After": str(retry_after)} if retry_after else {}
-    return Problem(status.value, kind.code, title, detail, headers)
 
 
 _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str]]] = {
@@ -233,6 +224,14 @@ _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str]]] = {
         (
             "A request with this key had another query or body. Send the same request again, or use a"
             " new key for another one."
+        ),
+    ),
+    IdempotencyKeyInvalid: (
+        HTTPStatus.BAD_REQUEST,
+        "",
+        (
+            "This operation requires the header {header}. Its value is a new random string, such as"
+            " a UUID, for each operation, and the same string when the request is sent again."
         ),
     ),
     AnswersUnavailable: (
