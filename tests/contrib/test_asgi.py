@@ -76,6 +76,19 @@ class TestTheLayer:
         await exchange.served_by(RequestLayer(app, locks))
         assert infos[0].holder == f"{locks.label} WEBSOCKET {exchange.scope['path']}"
 
+    async def test_a_websocket_that_was_rejected_is_not_closed_again(self, locks):
+        """A lease that was lost is logged; the server would refuse a second end of the websocket."""
+
+        async def app(scope, receive, send):
+            await request_locks(scope).acquire("x")
+            await send({"type": "websocket.http.response.start", "status": 403, "headers": []})
+            await send({"type": "websocket.http.response.body", "body": b""})
+            await locks.force_release("x", by="ann")
+
+        exchange = Exchange(kind="websocket")
+        await exchange.served_by(RequestLayer(app, locks))
+        assert [each["type"][-5:] for each in exchange.sent] == ["start", ".body"]
+
     async def test_the_engine_is_closed_before_the_server_hears_of_the_end(self, monkeypatch):
         """Some servers cancel the application when it has told them that it has shut down."""
         mine = AsyncLocks.from_url("memory://closed-at-the-end")

@@ -13,7 +13,7 @@ from starlette.background import BackgroundTask
 from tests.support.aio import eventually, until_waited_for
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLease
-from weblock.contrib.asgi import AsyncRequestLocks, RequestLayer
+from weblock.contrib.asgi import AsyncRequestLocks, RequestLayer, request_locks
 from weblock.contrib.asgi.client import Inbox, Outbox
 from weblock.contrib.fastapi import install, lock
 
@@ -103,6 +103,32 @@ async def test_a_response_is_sent_whole_after_the_release(locks, shop, tmp_path,
     assert shop.events == ["release", "last byte"]
     length = exchange.headers.get("content-length")
     assert length is None or int(length) == len(exchange.body)
+
+
+@pytest.mark.parametrize("kind", ["push", "early_hint", "debug"])
+@pytest.mark.parametrize("locked", [True, False])
+async def test_what_precedes_a_response_is_none(locks, kind, locked):
+    """A message of an extension is sent at once; the body can still be read, and an error be answered."""
+    hint = {
+        "type": f"http.response.{kind}",
+        "links": [],
+        "path": "/x.css",
+        "headers": [],
+        "info": {},
+    }
+    received = []
+
+    async def app(scope, receive, send):
+        if locked:
+            await request_locks(scope).acquire("y")
+        await send(hint)
+        received.append((await receive())["body"])
+        await request_locks(scope).acquire("x", wait=0)
+
+    exchange = Exchange(body=b"body")
+    async with locks.hold("x"):
+        await exchange.served_by(RequestLayer(app, locks))
+    assert (received, exchange.sent.pop(0), exchange.status) == ([b"body"], hint, 409)
 
 
 async def test_a_stream_that_fails_is_a_500_while_none_of_it_was_sent(locks):

@@ -187,11 +187,7 @@ class Inbox:
         while self._room > 0 and not self._arrived:
             if self._gone:
                 raise ClientGone
-            if self._reading:
-                self._direct = self._direct or asyncio.get_running_loop().create_future()
-                await self._first_of(patience, self._direct)
-            else:
-                await self._until_more(patience)
+            await self._until_more(patience)
         self._is_read_ahead = True
         if not self._arrived:  # Also where the rest is read before the key is acquired.
             inbox._patience = patience
@@ -199,11 +195,7 @@ class Inbox:
     async def until_gone(self) -> None:
         """Return when the client has disconnected, unless it first sends more than ``AHEAD``."""
         while not self._gone and self._room > 0:
-            if self._reading:
-                self._direct = self._direct or asyncio.get_running_loop().create_future()
-                await asyncio.wait({self._direct})
-            else:
-                await self._until_more()
+            await self._until_more()
         if not self._gone:
             await asyncio.get_running_loop().create_future()
 
@@ -269,11 +261,20 @@ class Inbox:
     async def _until_more(
         self, patience: Patience | None = None, over: asyncio.Future[None] | None = None
     ) -> None:
-        """Wait until a message was read ahead, or until it is over."""
-        self._pending = pending = self._pending or asyncio.ensure_future(self._read_ahead())
-        await self._first_of(patience, *((pending, over) if over else (pending,)))
-        if pending.done() and not (over and pending.cancelled()):
-            pending.result()
+        """Wait until a message has arrived, or until it is over.
+
+        Where the application reads at this moment, it gets the message; otherwise it is read ahead.
+        """
+        arrival: asyncio.Future[None]
+        if self._reading:
+            self._direct = self._direct or asyncio.get_running_loop().create_future()
+            arrival = self._direct
+        else:
+            self._pending = self._pending or asyncio.ensure_future(self._read_ahead())
+            arrival = self._pending
+        await self._first_of(patience, *((arrival, over) if over else (arrival,)))
+        if arrival.done() and not (over and arrival.cancelled()):
+            arrival.result()
 
     async def _first_of(self, patience: Patience | None, *futures: asyncio.Future[None]) -> None:
         loop = asyncio.get_running_loop()
@@ -312,6 +313,12 @@ def _size(message: Message) -> int:
     return MESSAGE_SIZE + len(payload)
 
 
+_AHEAD_OF_RESPONSES: Final = frozenset(
+    {"http.response.push", "http.response.early_hint", "http.response.debug"}
+)
+"""Messages of extensions that promise nothing: the response is still to come."""
+
+
 class Outbox(Output):
     """``send`` for the application. What is held back stays here until ``finish`` or ``discard``."""
 
@@ -328,7 +335,7 @@ class Outbox(Output):
     on_stream: Callable[[], None] | None = None
     """Called at each part after which more is to come."""
     closed = False
-    """Whether a websocket has been closed."""
+    """Whether a websocket has been closed, or rejected with a response."""
 
     def __init__(
         self,
@@ -346,6 +353,8 @@ class Outbox(Output):
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send or keep a message of the application. Raises ``LeaseLost``."""
+        if message["type"] in _AHEAD_OF_RESPONSES:
+            return self._send(message)
         if self.leases is not None:
             is_start = message["type"] == "http.response.start"
             return self._begin(message) if is_start else self._go_on(message)
@@ -492,7 +501,7 @@ class Outbox(Output):
                     self.on_stream()
         elif message["type"] == "websocket.send":
             self._refuse_if_cut_off()
-        elif message["type"] == "websocket.close":
+        elif message["type"] in ("websocket.close", "websocket.http.response.start"):
             self.closed = True
         return self._send(message)
 

@@ -26,15 +26,12 @@ class ProblemResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Respond to a request, or reject a websocket that was not accepted yet."""
-        if scope["type"] == "http":
-            await self._respond(send, "http.response")
-        elif "websocket.http.response" in (scope.get("extensions") or {}):
-            await self._respond(send, "websocket.http.response")
-        else:
-            await send(close_with(self._problem))
-
-    async def _respond(self, send: Send, kind: str) -> None:
-        problem = self._problem
+        problem, kind = self._problem, "http.response"
+        if scope["type"] != "http":
+            kind = "websocket.http.response"
+            if kind not in (scope.get("extensions") or {}):
+                await send(close_with(problem))
+                return
         headers = [
             (name.lower().encode(), value.encode()) for name, value in problem.fields.items()
         ]

@@ -52,17 +52,17 @@ class RequestLease(AsyncLease, Lease):
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call a function once when the lease is lost: in the event loop, or in another thread."""
-        api = AsyncLease if _on_a_loop() else Lease
+        api = AsyncLease if running_loop() else Lease
         api.on_lost(self, callback)
 
     def on_ask_release(self, callback: Callable[[], None]) -> None:
         """Call a function once when another caller asks for the key, as ``on_lost`` does."""
-        api = AsyncLease if _on_a_loop() else Lease
+        api = AsyncLease if running_loop() else Lease
         api.on_ask_release(self, callback)
 
     def __enter__(self) -> Self:
         """Return the lease, which is released when the block ends."""
-        if _on_a_loop():
+        if running_loop():
             raise TypeError(
                 f"{self!r} was entered with `with` on an event loop, which it would block: write async with"
             )
@@ -70,17 +70,9 @@ class RequestLease(AsyncLease, Lease):
 
     def _here(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T] | T:
         """Return the work for an event loop to await; in a thread, wait until it is done."""
-        if _on_a_loop():
+        if running_loop():
             return work
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
-
-
-def _on_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 class AsyncRequestLocks(RequestLeases[RequestLease]):
