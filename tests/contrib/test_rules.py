@@ -457,6 +457,7 @@ class TestOtherSpellings:
     @pytest.mark.parametrize("spelling", ["\u0661\uff17", "+17", "17.0", " 17"])
     def test_numbers_of_regular_expressions(self, spelling):
         r"""``[0-9]+`` in a rule is ``\d+`` in another router, or an integer of an endpoint."""
+        assert locked([Rule(re.compile("/re/07"), key="x")], "POST", "/re/\u0660\u0667") == STRANGE
         rules = [Rule(re.compile("/re/(?P<pk>[0-9]+)"), key="re:{pk}")]
         assert locked(rules, "POST", "/re/17") == ["re:17"]
         assert locked(rules, "POST", f"/re/{spelling}") == STRANGE

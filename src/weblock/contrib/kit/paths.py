@@ -17,7 +17,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import ConfigurationError, InvalidKey
@@ -87,98 +87,25 @@ CONVERTERS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class PathTemplate:
-    """A path in Starlette's syntax: ``/shops/{shop}/items/{item_id:int}``."""
+class Path:
+    """The path of a rule: in Starlette's syntax, or a compiled regular expression, which has to match the whole path."""
 
     text: str
-    converters: Mapping[str, Converter]
+    """As it was written; of a regular expression, the Python expression that makes it."""
+    bare: str
+    """What was written without its final slash."""
+    end: str
+    """Its final slash, if it has one."""
     regex: re.Pattern[str]
-    wide: re.Pattern[str]
-    """Matches tidied paths: it takes any text for a typed placeholder."""
-    is_alike: bool
+    names: frozenset[str]
+    """The names of its parameters."""
+    wide: re.Pattern[str] | None = None
+    """Matches tidied paths: it takes any text for a typed placeholder. ``None`` for a regular expression."""
+    converters: Mapping[str, Converter] = field(default_factory=dict)
+    is_alike: bool = False
     """Whether all routers read a tidy path alike for it: nothing is typed, and no slash ends it."""
-    literals: tuple[str | None, ...]
-    """The segments; ``None`` for one with a placeholder. Empty if one placeholder may have slashes."""
-
-    @classmethod
-    def parse(cls, text: str) -> PathTemplate:
-        """Parse a template. Raises ``ConfigurationError`` if it cannot be matched quickly."""
-        if not text.startswith("/"):
-            raise ConfigurationError(f'path {text!r} must start with "/"')
-        if "//" in text:
-            raise ConfigurationError(
-                f"path {text!r} has an empty segment, and routers differ in how many slashes they read"
-                " as one: write it with single slashes"
-            )
-        if found := _OTHER_SYNTAX.search(text):
-            raise ConfigurationError(
-                f"path {text!r} has {found.group()!r}, which would be matched literally: a"
-                " placeholder is {name}, {name:int} or, for what may have slashes, {name:path}. Give a"
-                " regular expression, or a path that really has this character, as re.compile(...)"
-            )
-        converters: dict[str, Converter] = {}
-        strict: list[str] = []
-        wide: list[str] = []
-        literals: list[str | None] = []
-        for segment in text.split("/"):
-            before, *placeholder = _PLACEHOLDER.split(segment)
-            if any("{" in part or "}" in part for part in (before, *placeholder[2::3])):
-                raise ConfigurationError(
-                    f"path {text!r} has {segment!r}: a placeholder is {{name}} or {{name:int}}"
-                )
-            if not placeholder:
-                literals.append(segment)
-                strict.append(re.escape(segment))
-                wide.append(re.escape(segment))
-                continue
-            if len(placeholder) > 3:
-                raise ConfigurationError(
-                    f"path {text!r} has {segment!r}: a segment has one placeholder, because routers differ"
-                    " in where they split it. Give a compiled regular expression"
-                )
-            name, kind, after = placeholder
-            if name in converters:
-                raise ConfigurationError(f"path {text!r} repeats the parameter {name}")
-            if (converter := CONVERTERS.get(kind or "str")) is None:
-                raise ConfigurationError(
-                    f"path {text!r} has the converter {kind!r}; available: {', '.join(CONVERTERS)}."
-                    " For your own converter, give a compiled regular expression as the path"
-                )
-            if kind == "path" and converter in converters.values():
-                raise ConfigurationError(
-                    f"path {text!r} has two placeholders of kind 'path', which are slow to match: use"
-                    " one, or give a compiled regular expression"
-                )
-            converters[name] = converter
-            literals.append(None)
-            for patterns, value in (
-                (strict, converter.pattern),
-                (wide, "[^/]+" if converter.read else converter.pattern),
-            ):
-                patterns.append(f"{re.escape(before)}(?P<{name}>{value}){re.escape(after)}")
-        return cls(
-            text,
-            converters,
-            re.compile("/".join(strict)),
-            re.compile("/".join(wide)),
-            strict == wide and segment != "",
-            () if CONVERTERS["path"] in converters.values() else tuple(literals),
-        )
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The names of its parameters."""
-        return frozenset(self.converters)
-
-    @property
-    def end(self) -> str:
-        """Its final slash, if it has one."""
-        return "/" if self.text.endswith("/") and self.text != "/" else ""
-
-    @property
-    def bare(self) -> str:
-        """Its text without the final slash."""
-        return self.text.removesuffix("/")
+    literals: tuple[str | None, ...] = ()
+    """The segments; ``None`` for one with a placeholder. Empty if a parameter may have slashes."""
 
     def match(self, path: str) -> Mapping[str, str | None] | None:
         """Return the parameters as they are spelled in ``path``; ``None`` if it does not match."""
@@ -189,6 +116,12 @@ class PathTemplate:
 
     def match_tidied(self, path: str) -> Mapping[str, str | None] | None:
         """Return the parameters in a tidied path that some router may take for one of these."""
+        if self.wide is None:
+            # ``[0-9]`` in the rule may be ``\d`` in the router, or an endpoint's integer.
+            digits = _FOREIGN_DIGIT.sub(lambda digit: str(int(digit[0])), path)
+            values = "/".join(map(_in_plain_form, digits.split("/")))
+            found_in_digits = self.match(digits)
+            return self.match(values) if found_in_digits is None else found_in_digits
         if len(path) > LONG and not self._has_literals_of(path):
             return None
         found = self.wide.fullmatch(path)
@@ -212,18 +145,20 @@ class PathTemplate:
     def convert(self, name: str, value: str) -> object:
         """Return the value that the endpoint sees. Raises ``InvalidKey`` if it sees none."""
         try:
-            return self.converters[name].convert(value)
+            return self.converters[name].convert(value) if self.converters else value
         except ValueError as error:  # Python reads no number of more than 4300 digits.
             raise InvalidKey(f"path {self.text!r} was given {value[:40]!r} as {name!r}") from error
 
     def covers(self, other: Path) -> bool:
         """Return whether it certainly matches all paths that ``other`` matches."""
-        if not isinstance(other, PathTemplate):
+        if other.wide is None:
+            return self.regex == other.regex
+        if self.wide is None and other.names:
             return False
         return all(self.match(path) is not None for path in other.samples())
 
     def samples(self) -> Iterator[str]:
-        """Return paths that it matches, with every kind of value."""
+        """Return paths that a template matches, with every kind of value."""
         literals = _PLACEHOLDER.split(self.text)[::3]
         samples = (converter.samples for converter in self.converters.values())
         for values in itertools.islice(itertools.product(*samples), _SAMPLES):
@@ -231,64 +166,90 @@ class PathTemplate:
             yield "".join(itertools.chain(*pairs))
 
 
-@dataclass(frozen=True, slots=True)
-class PathRegex:
-    """A compiled regular expression, which has to match the whole path: it does what a template does."""
-
-    regex: re.Pattern[str]
-
-    @property
-    def text(self) -> str:
-        return f"re.compile({self.regex.pattern!r})"
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self.regex.groupindex)
-
-    @property
-    def end(self) -> str:
-        return "/" if self.regex.pattern.endswith(("/", "/$")) else ""
-
-    @property
-    def bare(self) -> str:
-        return self.regex.pattern.removesuffix("$").removesuffix("/")
-
-    is_alike = False
-
-    def match(self, path: str) -> Mapping[str, str | None] | None:
-        found = self.regex.fullmatch(path)
-        return None if found is None else found.groupdict()
-
-    def match_tidied(self, path: str) -> Mapping[str, str | None] | None:
-        # ``[0-9]`` in the rule may be ``\d`` in the router, or an endpoint's integer.
-        digits = _FOREIGN_DIGIT.sub(lambda digit: str(int(digit[0])), path)
-        values = "/".join(map(_in_plain_form, digits.split("/")))
-        for form in dict.fromkeys((digits, values)):
-            if found := self.regex.fullmatch(form):
-                return found.groupdict()
-        return None
-
-    def convert(self, name: str, value: str) -> object:  # noqa: ARG002
-        return value
-
-    def covers(self, other: Path) -> bool:
-        if isinstance(other, PathTemplate) and not other.names:
-            return self.match(other.text) is not None
-        return isinstance(other, PathRegex) and other.regex == self.regex
-
-
-Path = PathTemplate | PathRegex
-
-
 def path_of(path: str | re.Pattern[str]) -> Path:
     """Return the path of a rule. Raises ``ConfigurationError``."""
     if isinstance(path, str):
-        return PathTemplate.parse(path)
-    if isinstance(getattr(path, "pattern", None), str):
-        return PathRegex(path)
-    raise ConfigurationError(
-        f"path {path!r:.80} must be a string in Starlette's syntax, such as '/items/{{item_id}}',"
-        " or a compiled regular expression of a string"
+        return _template(path)
+    pattern: object = getattr(path, "pattern", None)
+    if not isinstance(pattern, str):
+        raise ConfigurationError(
+            f"path {path!r:.80} must be a string in Starlette's syntax, such as '/items/{{item_id}}',"
+            " or a compiled regular expression of a string"
+        )
+    return Path(
+        text=f"re.compile({pattern!r})",
+        bare=pattern.removesuffix("$").removesuffix("/"),
+        end="/" if pattern.endswith(("/", "/$")) else "",
+        regex=path,
+        names=frozenset(path.groupindex),
+    )
+
+
+def _template(text: str) -> Path:
+    """Parse a path in Starlette's syntax. Raises ``ConfigurationError`` if it cannot be matched quickly."""
+    if not text.startswith("/"):
+        raise ConfigurationError(f'path {text!r} must start with "/"')
+    if "//" in text:
+        raise ConfigurationError(
+            f"path {text!r} has an empty segment, and routers differ in how many slashes they read"
+            " as one: write it with single slashes"
+        )
+    if found := _OTHER_SYNTAX.search(text):
+        raise ConfigurationError(
+            f"path {text!r} has {found.group()!r}, which would be matched literally: a"
+            " placeholder is {name}, {name:int} or, for what may have slashes, {name:path}. Give a"
+            " regular expression, or a path that really has this character, as re.compile(...)"
+        )
+    converters: dict[str, Converter] = {}
+    strict: list[str] = []
+    wide: list[str] = []
+    literals: list[str | None] = []
+    for segment in text.split("/"):
+        before, *placeholder = _PLACEHOLDER.split(segment)
+        if any("{" in part or "}" in part for part in (before, *placeholder[2::3])):
+            raise ConfigurationError(
+                f"path {text!r} has {segment!r}: a placeholder is {{name}} or {{name:int}}"
+            )
+        if not placeholder:
+            literals.append(segment)
+            strict.append(re.escape(segment))
+            wide.append(re.escape(segment))
+            continue
+        if len(placeholder) > 3:
+            raise ConfigurationError(
+                f"path {text!r} has {segment!r}: a segment has one placeholder, because routers differ"
+                " in where they split it. Give a compiled regular expression"
+            )
+        name, kind, after = placeholder
+        if name in converters:
+            raise ConfigurationError(f"path {text!r} repeats the parameter {name}")
+        if (converter := CONVERTERS.get(kind or "str")) is None:
+            raise ConfigurationError(
+                f"path {text!r} has the converter {kind!r}; available: {', '.join(CONVERTERS)}."
+                " For your own converter, give a compiled regular expression as the path"
+            )
+        if kind == "path" and converter in converters.values():
+            raise ConfigurationError(
+                f"path {text!r} has two placeholders of kind 'path', which are slow to match: use"
+                " one, or give a compiled regular expression"
+            )
+        converters[name] = converter
+        literals.append(None)
+        for patterns, value in (
+            (strict, converter.pattern),
+            (wide, "[^/]+" if converter.read else converter.pattern),
+        ):
+            patterns.append(f"{re.escape(before)}(?P<{name}>{value}){re.escape(after)}")
+    return Path(
+        text=text,
+        bare=text.removesuffix("/"),
+        end="/" if text.endswith("/") and text != "/" else "",
+        regex=re.compile("/".join(strict)),
+        names=frozenset(converters),
+        wide=re.compile("/".join(wide)),
+        converters=converters,
+        is_alike=strict == wide and segment != "",
+        literals=() if CONVERTERS["path"] in converters.values() else tuple(literals),
     )
 
 
