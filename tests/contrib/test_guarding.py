@@ -124,7 +124,7 @@ def test_a_row_is_named_by_a_digest():
     assert len({mark.digest for mark in marks}) == len(marks)
     for mark in marks:
         assert len(mark.digest) <= LENGTHS["digest"]
-        assert len(mark.shown) <= LENGTHS["lock_key"]
+        assert len(mark.values()["lock_key"]) <= LENGTHS["lock_key"]
         assert len(mark.token) <= LENGTHS["token"]
 
 

@@ -114,17 +114,15 @@ class Mark:
         """The fence below which all sections give way to this one."""
         return self.fence + self.continues
 
-    @property
-    def shown(self) -> str:
-        """The key for people who look at the table, whose encoding can lack characters."""
-        return self.key.encode("ascii", "backslashreplace").decode()[: LENGTHS["lock_key"]]
-
     def values(self) -> dict[str, Any]:
-        """Return the parameters of the statements."""
+        """Return the parameters of the statements.
+
+        ``lock_key`` is the key for people who look at the table, whose encoding can lack characters.
+        """
+        key = self.key.encode("ascii", "backslashreplace").decode()
         return {
             "digest": self.digest,
-            "key": self.key,
-            "lock_key": self.shown,
+            "lock_key": key[: LENGTHS["lock_key"]],
             "fence": self.fence,
             "token": self.token,
             "below": self.below,

@@ -93,8 +93,18 @@ class RuleOnce(IdempotencySpec):
         most: object = spec.max_request
         if type(most) is not int or most < 1:
             raise ConfigurationError(f"max_request={most!r:.80} must be a whole number from 1 on")
-        if callable(spec.caller):
-            _refuse_caller(spec.caller)
+        name = f"{name_of(spec.caller)}, the caller= of idempotent=,"
+        if inspect.iscoroutinefunction(spec.caller):
+            raise ConfigurationError(
+                f"{name} is async: write a plain function, which does not block"
+            )
+        try:
+            if callable(spec.caller):
+                signature_of(spec.caller).bind(None)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"{name} cannot be called with scope (ASGI) or environ (WSGI) alone: {error}"
+            ) from error
         return spec
 
     def asked_for(self, request: object, **facts: Any) -> Asked:
@@ -111,21 +121,6 @@ class RuleOnce(IdempotencySpec):
         """Raise ``BodyTooLong`` for a request whose body has too many bytes."""
         if size > self.max_request:
             raise BodyTooLong(self.max_request)
-
-
-def _refuse_caller(caller: Callable[..., object]) -> None:
-    try:
-        signature_of(caller).bind(None)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"{name_of(caller)}, the caller= of idempotent=, cannot be called with scope (ASGI) or environ"
-            f" (WSGI) alone: {error}"
-        ) from error
-    if inspect.iscoroutinefunction(caller):
-        raise ConfigurationError(
-            f"{name_of(caller)}, the caller= of idempotent=, is async: write a plain function, which does"
-            " not block"
-        )
 
 
 class KeptAnswers:

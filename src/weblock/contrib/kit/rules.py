@@ -319,8 +319,8 @@ def _of_tidied(rules: Sequence[Rule], path: str) -> list[Match | None]:
     tidy = tidied(path)
     with_end = tidy + "/" * (path[-1:] == "/" != tidy)
     return [
-        _first_tidied(rules, [with_end, _other_form(with_end)]),
-        _first_tidied(rules, [tidy, f"{tidy}/"], ignores_slash=True),
+        _first(rules, [with_end, _other_form(with_end)], is_tidy=True),
+        _first(rules, [tidy, f"{tidy}/"], is_tidy=True, ignores_slash=True),
     ]
 
 
@@ -329,22 +329,21 @@ def tidied(path: str) -> str:
     return "/" + (_SLASHES.sub("/", path) if "//" in path else path).strip("/")
 
 
-def _first(rules: Sequence[Rule], forms: Iterable[str]) -> Match | None:
+def _first(
+    rules: Sequence[Rule],
+    forms: Iterable[str],
+    *,
+    is_tidy: bool = False,
+    ignores_slash: bool = False,
+) -> Match | None:
     """Return the first rule that matches the first of the forms that any rule matches."""
     for form in forms:
         for rule in rules:
-            if (parameters := rule.path.match(form)) is not None:
-                return Match(rule, parameters)
-    return None
-
-
-def _first_tidied(
-    rules: Sequence[Rule], forms: Iterable[str], *, ignores_slash: bool = False
-) -> Match | None:
-    for form in forms:
-        for rule in rules:
-            spelling = form + rule.path.end if ignores_slash else form
-            if (parameters := rule.path.match_tidied(spelling)) is not None:
+            if is_tidy:
+                parameters = rule.path.match_tidied(form + rule.path.end * ignores_slash)
+            else:
+                parameters = rule.path.match(form)
+            if parameters is not None:
                 return Match(rule, parameters)
     return None
 

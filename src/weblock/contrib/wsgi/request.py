@@ -131,18 +131,18 @@ def headers_of(environ: WSGIEnvironment) -> Headers:
 
     The server has put those of one name together, with commas: the application sees one, too.
     """
-    return functools.partial(_header, environ)
+
+    def values(wanted: str) -> list[str]:
+        name = wanted.upper().replace("-", "_")
+        value = environ.get(name if name in _WITHOUT_PREFIX else f"HTTP_{name}")
+        return [] if value is None else [value]
+
+    return values
 
 
 def text_of(disguised: str) -> str:
     """Return the text of bytes in disguise; bytes that are not UTF-8 are replaced."""
     return disguised.encode("latin-1", errors="replace").decode(errors="replace")
-
-
-def _header(environ: WSGIEnvironment, wanted: str) -> list[str]:
-    name = wanted.upper().replace("-", "_")
-    value = environ.get(name if name in _WITHOUT_PREFIX else f"HTTP_{name}")
-    return [] if value is None else [value]
 
 
 TICK: Final = 0.25
