@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import threading
 import uuid
@@ -21,7 +20,7 @@ from tests.pages import blocks_of
 from tests.servers import fresh_url, shared
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually
-from weblock import AsyncLocks, Locks
+from weblock import Locks
 
 PAGE = (Path(__file__).parents[1] / "docs" / "migrate.md").read_text()
 KEY = "migrating:key"
@@ -129,51 +128,6 @@ class TestALoopThatRetries:
         with pytest.raises(ZeroDivisionError):
             self.page.decorated(locks, fail)()
         assert locks.inspect("create_item") is None
-
-
-class TestAHeartbeat:
-    page = names_of("A heartbeat")
-
-    async def test_what_is_skipped_was_never_called(self) -> None:
-        """So no coroutine is left that nobody awaits."""
-
-        async def work(_day: str) -> None:
-            pytest.fail("called")
-
-        async with AsyncLocks.from_url(fresh_url()) as locks, locks.hold("nightly"):
-            assert await asyncio.create_task(self.page.nightly(locks, work, "monday")) is None
-
-    @pytest.mark.filterwarnings("ignore:coroutine .*never. was never awaited")
-    async def test_a_pod_goes_on_too_early(self, client) -> None:
-        """The pod that finds the lock taken goes on, while nothing has been initialized."""
-        began, stop = asyncio.Event(), asyncio.Event()
-
-        async def load() -> None:
-            began.set()
-            await stop.wait()
-
-        async def never() -> None: ...
-
-        async with redis.asyncio.Redis(port=shared().port) as server:
-            first = asyncio.create_task(self.page.initialize(server, load))
-            await began.wait()
-            await self.page.initialize(server, never)
-            went_on_early = not first.done()
-            stop.set()
-            await first
-        assert went_on_early
-
-    async def test_pods_that_use_once_load_once(self) -> None:
-        """All of them go on when it has been loaded."""
-        loaded: list[int] = []
-
-        async def load() -> None:
-            await asyncio.sleep(0)
-            loaded.append(1)
-
-        async with AsyncLocks.from_url(fresh_url(), wait=60) as locks:
-            await asyncio.gather(*(self.page.initialize_once(locks, load) for _ in range(3)))
-        assert loaded == [1]
 
 
 class TestALockMadeOfCacheAdd:

@@ -106,10 +106,11 @@ class LeaseLost(WeblockError):
     Attributes:
         key: The key.
         fence: The fence of the lost lease.
-        reason: ``expired``, ``taken`` (the engine no longer knows the lease), ``max_hold``,
-            ``forked`` (the lease belongs to the parent process), ``closed`` (its ``Locks`` was
-            closed), ``released`` (its holder released it), or ``handed_over`` (its holder called
-            ``hand_over``).
+        reason: ``expired`` (it was not renewed in time), ``taken`` (the engine no longer knows the
+            lease: a forced release, or lost data), ``max_hold``, ``forked`` (the lease belongs to the
+            parent process), ``closed`` (its ``Locks`` was closed), ``released`` (its holder released
+            it), ``handed_over`` (its holder called ``hand_over``), or ``unprotected`` (the section
+            runs without a lease, so ``hand_over`` has none).
     """
 
     code = "lease_lost"
