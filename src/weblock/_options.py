@@ -20,7 +20,7 @@ from ._runtime.observing import Observer, as_observers
 from .errors import ConfigurationError
 from .events import Event
 from .keys import check_namespace, qualified
-from .stores.transport.options import unknown
+from .stores.transport.settings import unknown
 
 if TYPE_CHECKING:
     from ._core.ports import Engine

@@ -12,9 +12,9 @@ import pytest
 from weblock import AsyncLocks, EngineUnavailable
 from weblock.stores.redis.blocking import BlockingLink as RedisLink
 from weblock.stores.redis.blocking import BlockingLinks as RedisLinks
+from weblock.stores.transport.failures import Silence
 from weblock.stores.transport.pool import Pool
-from weblock.stores.transport.turns import taken_out
-from weblock.stores.transport.unfit import Silence
+from weblock.stores.transport.sending import taken_out
 
 
 class Taken(list[Any]):

@@ -26,8 +26,8 @@ from weblock.stores.redis.calls import Layout
 from weblock.stores.redis.link import Subscription
 from weblock.stores.redis.settings import Address, parse
 from weblock.stores.redis.topology import ClusterNodes
+from weblock.stores.transport.failures import Unfit
 from weblock.stores.transport.sending import in_this_thread
-from weblock.stores.transport.unfit import Unfit
 from weblock.stores.zookeeper import open_engine
 from weblock.stores.zookeeper.session import Session
 

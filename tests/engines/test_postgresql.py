@@ -27,10 +27,8 @@ from weblock import (
 from weblock._core.ports import CheckAgain, Granted, Message
 from weblock._runtime.blocking import drive
 from weblock.cli.app import app
-from weblock.stores.postgresql import connections
-from weblock.stores.postgresql.connections import OfThreads
 from weblock.stores.postgresql.engine import PostgreSQLEngine
-from weblock.stores.postgresql.links import AsyncioLink, BlockingLink
+from weblock.stores.postgresql.links import AsyncioLink, BlockingLink, OfThreads
 from weblock.stores.postgresql.settings import parse
 from weblock.stores.postgresql.statements import DONE, PORTION, TEXT
 from weblock.stores.transport.listener import to_notification
@@ -544,7 +542,7 @@ class TestSilence:
 
     async def test_a_task_does_not_wait_for_its_turn_for_ever(self, url, monkeypatch) -> None:
         """If others have changed the key all the time, and the server answers, the error says that."""
-        monkeypatch.setattr(connections, "PATIENCE", 0.01)
+        monkeypatch.setattr("weblock.stores.postgresql.links.PATIENCE", 0.01)
         async with AsyncLocks.from_url(url, wait=0) as locks:
             await (await locks.acquire("other")).release()
             links = locks._locker.store._cells._links  # type: ignore[attr-defined]

@@ -11,8 +11,8 @@ from weblock._core.table import Answer, Claim, KeyState
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores.cells import LocalNotifier
 from weblock.stores.postgresql import open_engine
+from weblock.stores.postgresql.cells import Row
 from weblock.stores.postgresql.engine import PostgreSQLEngine
-from weblock.stores.postgresql.rows import Row
 
 NOW = b"extract(epoch FROM clock_timestamp())"
 

@@ -15,8 +15,8 @@ from weblock import ConfigurationError, Locks
 from weblock._core.table import SHARED, Claim, Grant, KeyState, Place, Voided
 from weblock.stores import codec
 from weblock.stores.postgresql import open_engine
+from weblock.stores.postgresql.cells import Row, reading_of, written
 from weblock.stores.postgresql.engine import PostgreSQLEngine
-from weblock.stores.postgresql.rows import Row, reading_of, written
 
 from .test_postgresql_conformance import Rows
 

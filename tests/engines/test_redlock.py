@@ -22,12 +22,11 @@ from weblock._core.table import Claim, Gone, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock._runtime.clock import now
 from weblock.stores.quorum import Board, open_quorum
-from weblock.stores.quorum.acquisition import SPLIT, Acquisition
-from weblock.stores.quorum.votes import Clocks, Votes
+from weblock.stores.quorum.acquisition import SPLIT, Acquisition, Clocks, Votes
 from weblock.stores.redis.blocking import connected
 from weblock.stores.redis.settings import Address
 from weblock.stores.redis.store import RedisStore
-from weblock.stores.transport.unfit import Unfit
+from weblock.stores.transport.failures import Unfit
 
 TTL = 2.0
 DOWN = EngineUnavailable("redis://x", "it is down")

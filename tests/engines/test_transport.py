@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.waiting import PATIENCE, eventually
-from weblock.stores.transport.backoff import Backoff
+from weblock.stores.transport.failures import LONG, Backoff, Silence, Unfit, explained
 from weblock.stores.transport.listener import Listener
 from weblock.stores.transport.pool import LoopPool, LoopPools, Pool
-from weblock.stores.transport.unfit import LONG, Silence, Unfit, explained
 
 
 class Answer(Exception):
@@ -343,7 +342,7 @@ class TestSilence:
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The first to notice tells the next, for a moment."""
-        monkeypatch.setattr("weblock.stores.transport.unfit.LATELY", PATIENCE)
+        monkeypatch.setattr("weblock.stores.transport.failures.LATELY", PATIENCE)
         pool = pool_of(server)
         with pytest.raises(TimeoutError):
             pool.use(raises(TimeoutError("no answer")))
@@ -356,7 +355,7 @@ class TestSilence:
     ) -> None:
         """Counts as silence, unless the server has answered."""
         now, known = 0.0, silence()
-        monkeypatch.setattr("weblock.stores.transport.unfit.time.monotonic", lambda: now)
+        monkeypatch.setattr("weblock.stores.transport.failures.time.monotonic", lambda: now)
 
         def fail() -> None:
             nonlocal now

@@ -118,7 +118,7 @@ class BackgroundThread:
         try:
             taken += map(
                 turn.acquire, (False,)
-            )  # See ``transport.turns``: a greenlet may be interrupted.
+            )  # See ``transport.pool.turns``: a greenlet may be interrupted.
             if taken == [False]:
                 return False
             self._thread = threading.current_thread()

@@ -329,7 +329,7 @@ class _Everywhere:
         while self._changes:
             taken: list[bool] = []
             try:
-                taken += map(self._guard.acquire, (False,))  # See ``transport.turns``.
+                taken += map(self._guard.acquire, (False,))  # See ``transport.pool.turns``.
                 if taken == [False]:
                     return
                 while self._changes:

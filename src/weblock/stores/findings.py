@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from .._core.ports import Finding, Level
-from .transport.unfit import Unfit
+from .transport.failures import Unfit
 
 __all__ = [
     "Finding",

@@ -19,7 +19,7 @@ from .._core.table import KeyState, Moment, current
 from .._platform.forks import reset_after_fork
 from ..errors import EngineUnavailable
 from .cells import CellStore, Done, LocalNotifier, Transition, WhileHeld
-from .transport.options import options_in
+from .transport.settings import options_in
 from .url import without_secrets
 
 

@@ -6,7 +6,7 @@ from .._core.ports import Reply, Runtime
 from .._core.table import SHARED, Claim
 from .cells import CellStore, LocalNotifier
 from .memory import MemoryEngine
-from .transport.options import options_in
+from .transport.settings import options_in
 from .url import without_secrets
 
 

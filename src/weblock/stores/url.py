@@ -10,7 +10,7 @@ from typing import Final
 
 from .._core.ports import Engine
 from ..errors import ConfigurationError
-from .transport.options import unknown
+from .transport.settings import unknown
 
 DEFAULT = "file://"
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from weblock.stores.quorum import QuorumEngine
-from weblock.stores.quorum.acquisition import Acquisition
+from weblock.stores.quorum.acquisition import Acquisition, Clocks, Votes
 from weblock.stores.quorum.store import QuorumStore
-from weblock.stores.quorum.votes import Clocks, Votes
 
 from .mutants import Mutant
 

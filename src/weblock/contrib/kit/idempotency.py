@@ -54,7 +54,7 @@ from ...errors import (
 )
 from ...events import Repeated
 from ...keys import CheckedKey, canonical
-from ...stores.transport.options import unknown
+from ...stores.transport.settings import unknown
 from .spec import LockSpec, name_of
 from .sql import Trouble, trouble_of
 

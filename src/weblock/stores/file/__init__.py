@@ -39,8 +39,8 @@ from ...errors import ConfigurationError, EngineUnavailable
 from .. import marks
 from ..cells import CellStore, Done, Transition
 from ..findings import Finding, Level
-from ..transport.backoff import spread
-from ..transport.options import flag, options_in
+from ..transport.failures import spread
+from ..transport.settings import flag, options_in
 from ..url import shown
 from . import checks
 from .directory import Directory, lacks_descriptors

@@ -34,6 +34,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from queue import Empty
 from typing import Final, NamedTuple
 
 from ..._core.table import KeyState, Moment, Step, current
@@ -41,7 +42,7 @@ from ..._platform.forks import close_in_children
 from ...errors import EngineUnavailable
 from ..cells import Transition
 from ..codec import from_bytes, to_bytes
-from ..transport.turns import Empty, turns
+from ..transport.pool import turns
 from .directory import Directory, no_fork
 
 try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..._core.ports import Recovery
 from ..._requirements import require
 from ...errors import ConfigurationError
-from ..transport.options import flag, options_in, recovery, seconds, whole
+from ..transport.settings import flag, options_in, recovery, seconds, whole
 from ..url import parts_of, shown, without_secrets
 
 if TYPE_CHECKING:

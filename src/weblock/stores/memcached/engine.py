@@ -15,9 +15,9 @@ from ..._platform.threads import BackgroundThread, in_thread
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import PORTION, CellStore, LocalNotifier
 from ..findings import Finding, unreachable
-from ..transport.engine import ServerEngine
+from ..transport.failures import Silence, explained
 from ..transport.pool import Pool
-from ..transport.unfit import Silence, explained
+from ..transport.settings import ServerEngine
 from . import Settings
 from .items import Item, ItemCells, Observer
 from .server import FAILURES, MEANINGS, Client, admitted, examine

@@ -29,7 +29,7 @@ from ..._core.table import Grant, KeyState, Moment, Place, Voided
 from ...errors import ConfigurationError, EngineRecovering, EngineUnavailable
 from ..cells import PORTION, TOO_MANY, Done, Heartbeats, RacingCells, Transition
 from ..codec import from_bytes, to_bytes
-from ..transport.backoff import Backoff
+from ..transport.failures import Backoff
 from .server import Client, begin_generation, begin_recovery, items_on
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pymemcache.client import base
 from pymemcache.exceptions import MemcacheError, MemcacheUnexpectedCloseError
 
 from ..findings import Finding, bytes_of, problem, refuse, share, time_of, warning
-from ..transport.unfit import Meanings, Unfit
+from ..transport.failures import Meanings, Unfit
 from . import Settings
 
 FAILURES: Final = (MemcacheError, OSError, Unfit)

@@ -1,7 +1,7 @@
 """``postgresql://``: leases in a table of a PostgreSQL server. A key is a row.
 
 ``engine`` is what one process has of the server, and notifies the waiters of this process. ``statements``
-has the SQL, ``rows`` the contents of a row, and ``cells`` lets ``CellStore`` work on them.
+has the SQL, and ``cells`` lets ``CellStore`` work on rows.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from ..findings import (
     unreachable,
     warning,
 )
-from ..transport.unfit import Unfit
+from ..transport.failures import Unfit
 from .failures import Missing, unavailable
 from .settings import Settings
 

@@ -15,15 +15,14 @@ from ..._platform.logs import logger
 from ..._platform.threads import in_thread
 from ..cells import LocalNotifier
 from ..findings import Finding
-from ..transport.engine import ServerEngine
+from ..transport.failures import Silence, Unfit
 from ..transport.listener import Listener, from_notification
 from ..transport.pool import LoopPools, Pool
-from ..transport.unfit import Silence, Unfit
+from ..transport.settings import ServerEngine
 from .cells import RowStore
 from .diagnosis import diagnose
 from .failures import ABOUT_THE_TABLE, HARMLESS, NotCreated, OtherFormat, explained
-from .links import AsyncioLink, BlockingLink, Link
-from .rows import Row
+from .links import AsyncioLink, BlockingLink, Link, Row
 from .settings import Settings
 from .statements import FORMAT, PING, Statements
 

@@ -8,7 +8,7 @@ import psycopg
 from psycopg import errors
 
 from ...errors import ConfigurationError, EngineUnavailable
-from ..transport import unfit
+from ..transport import failures
 from .settings import Settings
 
 LOST_RACE: Final = (errors.SerializationFailure, errors.DeadlockDetected)
@@ -18,11 +18,11 @@ HARMLESS: Final = (*LOST_RACE, errors.LockNotAvailable, errors.QueryCanceled)
 """Errors after which a connection is as good as before."""
 
 
-class OtherFormat(unfit.Unfit):
+class OtherFormat(failures.Unfit):
     """Another version of weblock has made the table."""
 
 
-class NotCreated(unfit.Unfit):
+class NotCreated(failures.Unfit):
     """The table is missing, and the user has no right to create it."""
 
 
@@ -74,7 +74,7 @@ def explained(settings: Settings, error: BaseException) -> str:
         case errors.LockNotAvailable():
             said = "another transaction has kept the row of the key locked"
         case errors.QueryCanceled():
-            said = unfit.explained(TimeoutError(), timeout=settings.timeout)
+            said = failures.explained(TimeoutError(), timeout=settings.timeout)
         case errors.ReadOnlySqlTransaction() | errors.ObjectNotInPrerequisiteState():
             said = (
                 f"it is a replica, or read-only ({text}): name the primary, or all hosts with"
@@ -83,5 +83,5 @@ def explained(settings: Settings, error: BaseException) -> str:
         case errors.DiskFull():
             said = f"its disk is full, and it grants and renews no leases: {text}"
         case _:
-            said = unfit.explained(error, timeout=settings.timeout)
+            said = failures.explained(error, timeout=settings.timeout)
     return said

@@ -39,9 +39,9 @@ from ...errors import ConfigurationError
 from ..findings import Finding, Level, problem, warning
 from ..redis.settings import SCHEMES as REDIS
 from ..redis.settings import Deployment, Settings, parse
-from ..transport.unfit import Unfit
+from ..transport.failures import Unfit
 from ..url import shown
-from .votes import Clocks
+from .acquisition import Clocks
 
 if TYPE_CHECKING:
     from ..._core.table import Claim

@@ -10,10 +10,9 @@ from ..._core.table import Asked, Busy, Claim, Gone, Held, Waiting
 from ...errors import ConfigurationError, EngineUnavailable
 from ..redis.calls import MICRO, Unknown
 from ..redis.store import RedisStore
-from ..transport.backoff import spread
+from ..transport.failures import spread
 from ..transport.sending import Send
-from .acquisition import Acquisition
-from .votes import Votes
+from .acquisition import Acquisition, Votes
 
 if TYPE_CHECKING:
     from . import QuorumEngine

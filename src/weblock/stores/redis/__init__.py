@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..._core.ports import Runtime, Store
 from ..._requirements import require
 from ..findings import Finding
-from ..transport.engine import ServerEngine
+from ..transport.settings import ServerEngine
 from ..url import without_secrets
 from .settings import Deployment, Settings, parse
 

@@ -19,8 +19,8 @@ from redis import exceptions
 from ..._core.ports import CheckAgain
 from ..._platform.forks import close_in_children
 from ..._platform.logs import logger
+from ..transport.failures import Unfit
 from ..transport.loops import BeforeLoopEnds, ByLoop, made_for_all
-from ..transport.unfit import Unfit
 from .asking import connecting, in_background
 from .calls import packed
 from .internals import take_writer

@@ -16,8 +16,7 @@ from redis import exceptions
 from ..._platform.internals import running_loop
 from ..._platform.logs import Repeats, logger
 from ..._platform.threads import background_thread
-from ..transport.backoff import Backoff
-from ..transport.unfit import Unfit
+from ..transport.failures import Backoff, Unfit
 from .settings import Address
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import current_thread, main_thread
 from typing import Any, Final
 
@@ -19,11 +19,10 @@ from ..._core.ports import sent
 from ..._platform.forks import close_in_children
 from ..._platform.greenlets import patched_by
 from ..._platform.logs import logger
+from ..transport.failures import Unfit
 from ..transport.listener import Listener
-from ..transport.pool import next_that_comes_back
-from ..transport.sending import READABLE, in_this_thread, new_poll
-from ..transport.turns import Empty, taken_out, turns
-from ..transport.unfit import Unfit
+from ..transport.pool import next_that_comes_back, turns
+from ..transport.sending import READABLE, in_this_thread, new_poll, taken_out
 from .aio import Loan
 from .asking import FAILURES, Connect, connecting
 from .calls import packed

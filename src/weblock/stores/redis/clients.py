@@ -23,7 +23,7 @@ import redis.sentinel
 
 from ...errors import ConfigurationError
 from ...keys import signature_of
-from ..transport.options import checked
+from ..transport.settings import checked
 from .internals import forced_master_of
 from .settings import (
     DEFAULT_PORT,

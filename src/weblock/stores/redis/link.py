@@ -25,7 +25,7 @@ from redis.connection import DefaultParser
 
 from ..._core.ports import CheckAgain, Switchboard
 from ..transport.listener import from_notification
-from ..transport.turns import turns
+from ..transport.pool import turns
 from .settings import Address
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from ..findings import (
     unreachable,
     warning,
 )
-from ..transport import unfit
+from ..transport import failures
 from .asking import FAILURES, asked, opened
 from .calls import Layout
 from .settings import Address, Deployment, Settings
@@ -59,7 +59,7 @@ FIELDS: Final = (
 
 _FULL: Final = "its memory is full, and it accepts no new leases: raise maxmemory"
 
-_MEANINGS: Final[unfit.Meanings] = (
+_MEANINGS: Final[failures.Meanings] = (
     (
         (exceptions.AuthenticationWrongNumberOfArgsError, exceptions.AuthenticationError),
         "it rejected the user or the password ({text}): check them in the URL",
@@ -80,7 +80,7 @@ _MEANINGS: Final[unfit.Meanings] = (
 
 def explained(error: BaseException) -> str:
     """Return why a server refused, with the remedy if there is one."""
-    text, below = unfit.explained(error, _MEANINGS), error.__context__
+    text, below = failures.explained(error, _MEANINGS), error.__context__
     if isinstance(below, ssl.SSLError) and str(below) not in text:
         return f"{text} {below}"  # On asyncio, redis-py 5 gives only the number of the error.
     return text

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from ..._core.ports import Recovery
 from ...errors import ConfigurationError
-from ..transport.options import Reader, checked, flag, options_in, recovery, seconds, whole
+from ..transport.settings import Reader, checked, flag, options_in, recovery, seconds, whole
 from ..url import parts_of
 
 DEFAULT_PORT: Final = 6379

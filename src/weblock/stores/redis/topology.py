@@ -14,7 +14,7 @@ from typing import Final
 from redis import exceptions
 from redis.crc import key_slot
 
-from ..transport.unfit import Unfit
+from ..transport.failures import Unfit
 from .asking import Connect, Health, Lookup, Poll, asked, opened
 from .calls import Call, Layout
 from .scripts import BEGIN

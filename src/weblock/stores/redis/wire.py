@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from redis import exceptions
 
 from ...errors import ConfigurationError, EngineUnavailable
-from ..transport.unfit import Unfit
+from ..transport.failures import Unfit
 from .asking import FAILURES
 from .calls import MICRO, Call, Layout, packed
 from .link import Link, Links, Outcome

@@ -19,9 +19,8 @@ from ..._core.ports import CheckAgain, Granted, Message
 from ..._platform.forks import close_in_children
 from ..._platform.logs import logger
 from ..._platform.threads import BackgroundThread
-from .backoff import Backoff
+from .failures import Backoff, Unfit
 from .pool import Connection
-from .unfit import Unfit
 
 C = TypeVar("C", bound=Connection)
 

@@ -11,6 +11,7 @@ if that was a ``TimeoutError``, so are those that are not in use: they would wai
 from __future__ import annotations
 
 import asyncio
+import queue
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, as_completed
@@ -20,10 +21,38 @@ from time import monotonic
 from typing import Final, Generic, Protocol, TypeVar
 
 from ..._platform.forks import close_in_children
+from .failures import Silence, Unfit
 from .loops import BeforeLoopEnds, ByLoop
-from .sending import READABLE, new_poll
-from .turns import taken_out, turns
-from .unfit import Silence, Unfit
+from .sending import READABLE, new_poll, taken_out
+
+T = TypeVar("T")
+
+
+def turns(count: int) -> queue.SimpleQueue[None]:
+    """Return a queue with ``count`` permits, of which none is ever lost.
+
+    A caller takes a permit into a list of its own, inside the ``try`` whose ``finally`` gives it back:
+
+        permits: list[None] = []
+        try:
+            permits += map(free.get, (True,), (seconds,))  # Raises Empty.
+            ...
+        finally:
+            if permits:
+                free.put(None)
+
+    A signal handler can raise an exception after any call, and at the start of any function that is
+    written in Python. Both steps are therefore single calls that run in C: the permit is in the list as
+    soon as it has left the queue, and nothing runs between the end of the ``try`` block and ``put``.
+    The semaphores of ``threading`` are written in Python, and such an exception can take one of their
+    permits for good. No permit depends on the garbage collector, because an exception that is kept also
+    keeps all variables of the functions that it left.
+    """
+    free: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for _ in range(count):
+        free.put(None)
+    return free
+
 
 LOAN: Final = 0.2
 """Seconds for which a keeper that can open no connection waits for one of the callers."""

@@ -7,15 +7,16 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ..._core.ports import sent
 from ..._platform.forks import Open
 from ..._platform.threads import background_thread
 from .loops import ByLoop
-from .turns import taken_out
+
+T = TypeVar("T")
 
 Request = Coroutine[Any, Any, None]
 
@@ -184,3 +185,12 @@ def _descriptor(fd: int | Open) -> int:
 new_poll: Final[Callable[[], SelectPoll]] = getattr(select, "poll", SelectPoll)
 
 READABLE: Final[int] = getattr(select, "POLLIN", 1)
+
+
+def taken_out(items: list[T]) -> Iterator[T]:
+    """Take everything out of a list, one after the other, while other threads do so, too."""
+    while items:
+        try:
+            yield items.pop()
+        except IndexError:  # Another thread has the last one.
+            return

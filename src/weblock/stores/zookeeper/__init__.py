@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from ..._requirements import require
 from ...errors import ConfigurationError
-from ..transport.options import options_in, seconds
+from ..transport.settings import options_in, seconds
 from ..url import parts_of, without_secrets
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from ..._core.ports import CheckAgain, Mailbox
 from ..._platform.forks import close_in_children
 from ..._platform.threads import background_thread
 from .. import marks
-from ..transport.turns import taken_out
+from ..transport.sending import taken_out
 from .nodes import LEASE, VERSION, name_of_key
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from ..._core.holding import DRIFT
 from ..._core.ports import Reply, Runtime
 from ..._core.table import HANDOFF, Answer
 from ...errors import ConfigurationError, EngineUnavailable
-from ..transport.unfit import Meanings, explained
+from ..transport.failures import Meanings, explained
 from .nodes import LEASE, VERSION, Content, Lease, Snapshot, lease_of, places_in
 from .session import AsyncResult, Key, Session
 

@@ -1,14 +1,15 @@
-"""The options of an engine in the query of its URL, and the error for unknown ones."""
+"""The options in the query of an engine's URL, and what the engines with a server have in common."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
-from ..._core.ports import Recovery
+from ..._core.ports import CheckAgain, Engine, Recovery, Switchboard
+from ..._platform.forks import reset_after_fork
 from ...errors import ConfigurationError
 
 Reader = Callable[[str, Any], Any]
@@ -86,3 +87,35 @@ def whole(name: str, value: Any) -> int:
     if not re.fullmatch(r"[1-9]\d{0,3}", str(value)):
         raise ConfigurationError(f"{name}={str(value)!r:.40} must be a whole number from 1 to 9999")
     return int(value)
+
+
+class Settings(Protocol):
+    """How to reach a server, and how to lock there."""
+
+    @property
+    def name(self) -> str:
+        """The URL, without secrets and options."""
+
+    @property
+    def recovery(self) -> Recovery: ...
+
+
+class ServerEngine(Engine):
+    """The leases on a server, as this process sees them. Its ``after_fork`` also opens what it needs."""
+
+    scope = "cluster"
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.recovery = settings.recovery
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Begin with nothing open."""
+        self.switchboard = Switchboard()
+
+    def close(self) -> None:
+        """End all connections. Callers that still wait here are notified."""
+        self.switchboard.notify_all(CheckAgain())

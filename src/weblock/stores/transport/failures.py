@@ -1,7 +1,8 @@
-"""A server that cannot be used: why, in words for an operator, and how long callers wait for it."""
+"""A server that cannot be used: why, in words for an operator, and when callers ask it again."""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -86,3 +87,31 @@ class Silence:
         """
         silent = time.monotonic() - self.answered_at >= self._timeout
         return Unfit(self._explained(TimeoutError()) if silent else otherwise)
+
+
+def spread(pause: float, jitter: Callable[[], float] = random.random) -> float:
+    """Return a random half of a pause, or more of it.
+
+    So callers that have failed at the same moment do not come back at the same moment.
+    """
+    return pause * (0.5 + jitter() / 2)
+
+
+class Backoff:
+    """Pauses in seconds, each twice as long as the one before, up to the ``longest``."""
+
+    def __init__(
+        self, first: float, longest: float, *, jitter: Callable[[], float] = random.random
+    ) -> None:
+        self._first = self._pause = first
+        self._longest = longest
+        self._jitter = jitter
+
+    def next(self) -> float:
+        pause = self._pause
+        self._pause = min(self._longest, 2 * pause)
+        return spread(pause, self._jitter)
+
+    def reset(self) -> None:
+        """Begin again with the first pause: an attempt has succeeded."""
+        self._pause = self._first
