@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from types import UnionType
@@ -82,54 +82,56 @@ def wanted_of(template: KeyTemplate, dependant: Any) -> list[Wanted]:
     Raises ``ConfigurationError`` for a value that the route declares in several ways, or in one that no
     key can be made of.
     """
-    return [_wanted(name, source, template, dependant) for name, source in template.sources.items()]
-
-
-def _wanted(name: str, source: Source, template: KeyTemplate, dependant: Any) -> Wanted:
-    declared = list(_declared(dependant, source.kind)) if dependant else []
-    if source.kind == "header":  # A client may send either spelling.
-        spelled = source.name.replace("_", "-")
-        found = [each for each in declared if each.name and each.name.replace("_", "-") == spelled]
-    else:
-        found = [each for each in declared if each.name == source.name]
-    unclear = [each for each in declared if each.name is None]
-    if not found and not unclear:
-        for each in declared:
-            if source.kind != "path" and each.parameter.name.lower() == source.name.lower():
+    wanted: list[Wanted] = []
+    for name, source in template.sources.items():
+        declared = list(_declared(dependant, source.kind)) if dependant else []
+        if source.kind == "header":  # A client may send either spelling.
+            spelled = source.name.replace("_", "-")
+            found = [
+                each for each in declared if each.name and each.name.replace("_", "-") == spelled
+            ]
+        else:
+            found = [each for each in declared if each.name == source.name]
+        unclear = [each for each in declared if each.name is None]
+        if not found and not unclear:
+            for each in declared:
+                if source.kind != "path" and each.parameter.name.lower() == source.name.lower():
+                    raise ConfigurationError(
+                        f"lock({template.text!r}) needs {{{source.kind}.{source.name}}}, which requests"
+                        f" send under its alias: write {{{source.kind}.{each.name}}}",
+                        code="missing_value",
+                    )
+            wanted.append(Wanted(name, source, None))
+            continue
+        # A key is made of one of them, and the work may use another: with the text of an audit, 7 and 07 are
+        # two keys, but one shop to an endpoint that declares an int. A type in the key makes it of the text.
+        pairs = zip(template.names, template.converters, strict=True)
+        types = {_MADE_OF_TEXT.get(converter, str) for each, converter in pairs if each == name}
+        text = types.pop() if len(types) == 1 else str
+        for other in found[1:]:
+            if other.facts(text) != found[0].facts(text):
                 raise ConfigurationError(
-                    f"lock({template.text!r}) needs {{{source.kind}.{source.name}}}, which requests"
-                    f" send under its alias: write {{{source.kind}.{each.name}}}",
-                    code="missing_value",
+                    f"lock({template.text!r}) cannot tell which {{{name}}} the work uses: {found[0]}, and"
+                    f" {other}, so that one thing could have two keys. Declare it with the same type,"
+                    f" constraints, default and alias in both, or give lock() a key function that"
+                    f" declares it as the work does. If one of them is a plain str, and the other an int"
+                    f" or a UUID, {{{name}:int}} or {{{name}:uuid}} in the key makes them agree",
+                    code="ambiguous_value",
                 )
-        return Wanted(name, source, None)
-    # A key is made of one of them, and the work may use another: with the text of an audit, 7 and 07 are
-    # two keys, but one shop to an endpoint that declares an int. A type in the key makes it of the text.
-    pairs = zip(template.names, template.converters, strict=True)
-    types = {_MADE_OF_TEXT.get(converter, str) for each, converter in pairs if each == name}
-    text = types.pop() if len(types) == 1 else str
-    for other in found[1:]:
-        if other.facts(text) != found[0].facts(text):
+        chosen = min(unclear or found, key=lambda each: each.is_text)
+        info = chosen.parameter.field_info
+        several = any(
+            _is_a(each, _SEVERAL) and not _is_a(each, _TEXTS) for each in _classes(info.annotation)
+        )
+        if unclear or several or info.default_factory:
             raise ConfigurationError(
-                f"lock({template.text!r}) cannot tell which {{{name}}} the work uses: {found[0]}, and"
-                f" {other}, so that one thing could have two keys. Declare it with the same type,"
-                f" constraints, default and alias in both, or give lock() a key function that"
-                f" declares it as the work does. If one of them is a plain str, and the other an int"
-                f" or a UUID, {{{name}:int}} or {{{name}:uuid}} in the key makes them agree",
+                f"lock({template.text!r}) needs one value for {{{name}}}, under one name and the same"
+                f" whenever it is read, but {chosen}. Write a key function that declares it so, or has a"
+                " dependency that does, and give that to lock() instead of the template",
                 code="ambiguous_value",
             )
-    chosen = min(unclear or found, key=lambda each: each.is_text)
-    info = chosen.parameter.field_info
-    several = any(
-        _is_a(each, _SEVERAL) and not _is_a(each, _TEXTS) for each in _classes(info.annotation)
-    )
-    if unclear or several or info.default_factory:
-        raise ConfigurationError(
-            f"lock({template.text!r}) needs one value for {{{name}}}, under one name and the same"
-            f" whenever it is read, but {chosen}. Write a key function that declares it so, or has a"
-            " dependency that does, and give that to lock() instead of the template",
-            code="ambiguous_value",
-        )
-    return Wanted(name, Source(source.kind, str(chosen.name)), chosen.parameter)
+        wanted.append(Wanted(name, Source(source.kind, str(chosen.name)), chosen.parameter))
+    return wanted
 
 
 _MADE_OF_TEXT: Final = {"int": int, "uuid": UUID}
@@ -222,18 +224,15 @@ def interruptible(endpoint: Any) -> Any:
     return call
 
 
-class Known(dict[str, list[Wanted]]):
-    """What is known of a route that locks: by the text of a template, what it needs."""
+Known = Callable[[str], Sequence[Wanted]]
+"""Returns what the template with this text needs of requests to a route. Raises as ``wanted_of``."""
 
-    def __init__(self, dependant: Any) -> None:
-        self._dependant = dependant
-        if dependant:
-            dependant.call = interruptible(dependant.call)
 
-    def __missing__(self, text: str) -> list[Wanted]:
-        """Find out. Raises as ``wanted_of``, for a route that was not there at the start."""
-        self[text] = wanted = wanted_of(KeyTemplate.parse(text), self._dependant)
-        return wanted
+def known_of(dependant: Any) -> Known:
+    """Return what is known of a route, whose endpoint can be cancelled from now on."""
+    if dependant:
+        dependant.call = interruptible(dependant.call)
+    return functools.cache(lambda text: wanted_of(KeyTemplate.parse(text), dependant))
 
 
 _RECEIVED: Final = {"path": "path_params", "query": "query_params", "cookie": "cookies"}
@@ -255,7 +254,7 @@ def values_for(
     if not template.names:
         return {}
     path, values = connection.scope["path_params"], {}
-    for name, source, parameter in known[template.text]:
+    for name, source, parameter in known(template.text):
         value: object
         if source.kind != "path":
             query = connection.scope["query_string"].decode("latin-1")

@@ -26,7 +26,7 @@ from ..asgi.request import SCOPE_KEY
 from ..kit import KeyFunction, LockSpec, name_of, shown
 from ..kit.guarding import DATABASE_GUARD, refuse_guard
 from ..kit.sql import LOCK_WAIT
-from .declared import Known, interrupting, values_for
+from .declared import Known, interrupting, known_of, values_for
 
 
 class NotOfRequest:
@@ -106,7 +106,7 @@ class LockDependency(LockSpec):  # noqa: PLW1641 - dataclass makes the hash
         if of_route is not None and of_route[0]() is route:
             known = of_route[1]
         else:
-            known = Known(getattr(route, "dependant", None))
+            known = known_of(getattr(route, "dependant", None))
             if route is not None:
                 gone = functools.partial(_of_routes.pop, id(route))
                 _of_routes[id(route)] = weakref.ref(route, gone), known
