@@ -16,7 +16,7 @@ import pytest
 from tests.servers import Server
 from tests.support.waiting import PATIENCE, eventually
 from weblock import EngineUnavailable, Locks, LockTimeout
-from weblock._runtime import event_log
+from weblock._runtime import observing
 from weblock.events import (
     EVENTS,
     Answered,
@@ -85,13 +85,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """
     clock = [1000.0]
     stands = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _seconds: time.sleep(0.001))
-    monkeypatch.setattr(event_log, "time", stands)
+    monkeypatch.setattr(observing, "time", stands)
     yield clock
 
     def is_quiet() -> bool:
         # Other threads may have had something to log before this time began, and since.
-        clock[0] = max(clock[0], time.monotonic()) + event_log.MINUTE
-        return not event_log._floods._has_suppressed
+        clock[0] = max(clock[0], time.monotonic()) + observing.MINUTE
+        return not observing._floods._has_suppressed
 
     eventually(is_quiet)
 
@@ -116,7 +116,7 @@ def test_events_have_their_levels_and_fields(
 ) -> None:
     """Each event is one record with its level, its facts and the fields that all have, ready for JSON."""
     event = made(kind)
-    event_log.write(event)
+    observing.write(event)
     (record,) = records(caplog, event.engine)
     assert kind.name in LEVELS[record.levelname]
     assert record.name == ("weblock.audit" if kind.name == "forced" else "weblock")
@@ -135,13 +135,13 @@ def test_an_outage_is_told_when_it_begins_now_and_then_and_when_it_ends(
     engine = f"redis://{uuid.uuid4().hex}"
     for minutes in (1, 2):
         for _ in range(480):
-            event_log.write(made(Unavailable, engine=engine))
+            observing.write(made(Unavailable, engine=engine))
         assert len(records(caplog, engine)) == minutes
-        clock[0] += event_log.MINUTE
+        clock[0] += observing.MINUTE
         eventually(lambda minutes=minutes: len(records(caplog, engine)) > minutes)
-    event_log.write(made(Unavailable, engine=engine))
-    event_log.write(made(Available, engine=engine, lasted=130.0, requests=1040))
-    event_log.write(made(Available, engine=engine))
+    observing.write(made(Unavailable, engine=engine))
+    observing.write(made(Available, engine=engine, lasted=130.0, requests=1040))
+    observing.write(made(Available, engine=engine))
     begun, *reminders, back = records(caplog, engine)
     assert (
         begun.getMessage()
@@ -163,7 +163,7 @@ def test_an_outage_is_told_when_it_begins_now_and_then_and_when_it_ends(
 def test_an_engine_that_recovers_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
     """It answers, and why it grants nothing is told by another event."""
     event = made(Unavailable, recovering=True)
-    event_log.write(event)
+    observing.write(event)
     assert not records(caplog, event.engine)
 
 
@@ -174,7 +174,7 @@ def test_a_flood_is_a_few_lines_with_a_count(
     """Of a thousand events in a second some are lines, and one more line says how many there were."""
     engine = f"redis://{uuid.uuid4().hex}"
     for number in range(1000):
-        event_log.write(made(kind, engine=engine, key=f"item:{number}"))
+        observing.write(made(kind, engine=engine, key=f"item:{number}"))
     assert len(records(caplog, engine)) == most
     clock[0] += 1
     eventually(lambda: len(records(caplog, engine)) > most)
@@ -190,7 +190,7 @@ def test_sorts_of_keys_do_not_drown_each_other(
     """A flood at one template leaves the first line of another."""
     engine = f"redis://{uuid.uuid4().hex}"
     for template in ("item:{item_id}", "item:{item_id}", "shop:{shop_id}", None):
-        event_log.write(made(TimedOut, engine=engine, template=template))
+        observing.write(made(TimedOut, engine=engine, template=template))
     assert len(records(caplog, engine)) == 3
 
 
@@ -204,7 +204,7 @@ def test_several_holders_are_counted(
 ) -> None:
     """Of several holders, a line names the first and says how many there are besides."""
     event = made(EVENTS[kind], others=others)
-    event_log.write(event)
+    observing.write(event)
     eventually(lambda: records(caplog, event.engine))
     (record,) = records(caplog, event.engine)
     assert said in record.getMessage()
@@ -224,7 +224,7 @@ def test_one_caller_is_not_several(
     """A line about a queue agrees in number with the callers that it counts."""
     for count, said in ((1, one), (2, several)):
         event = made(EVENTS[kind], **{fact: count})
-        event_log.write(event)
+        observing.write(event)
         eventually(lambda event=event: records(caplog, event.engine))
         (record,) = records(caplog, event.engine)
         assert said in record.getMessage()
@@ -236,9 +236,9 @@ def test_one_caller_is_not_several(
 def test_nobody_can_forge_a_line(text: str, caplog: pytest.LogCaptureFixture) -> None:
     """What others wrote, keys and labels and causes, begins no line, moves no cursor and closes no quote."""
     engine = f"memory://{uuid.uuid4().hex}"
-    event_log.write(made(TimedOut, engine=engine, key=text, holder=text, label=text))
-    event_log.write(made(AtRisk, engine=engine, key=text, cause=text))
-    event_log.write(made(EVENTS["forced"], engine=engine, key=text, by=text, holder=text))
+    observing.write(made(TimedOut, engine=engine, key=text, holder=text, label=text))
+    observing.write(made(AtRisk, engine=engine, key=text, cause=text))
+    observing.write(made(EVENTS["forced"], engine=engine, key=text, by=text, holder=text))
     written = records(caplog, engine)
     assert len(written) == 3
     for record in written:
@@ -252,7 +252,7 @@ def test_nobody_can_forge_a_line(text: str, caplog: pytest.LogCaptureFixture) ->
 def test_a_line_is_not_without_end(caplog: pytest.LogCaptureFixture) -> None:
     """However long a key, a label or a cause is, its line is short."""
     event = made(AtRisk, key="k" * 512, cause="c" * 100_000)
-    event_log.write(event)
+    observing.write(event)
     (record,) = records(caplog, event.engine)
     assert len(record.getMessage()) < 1000
 

@@ -34,7 +34,7 @@ from weblock import (
     observe,
 )
 from weblock._core import reporting
-from weblock._runtime import event_log, observing
+from weblock._runtime import observing
 from weblock.events import EVENTS, Acquired, Answered, Available, Event, Lost, NotRenewed, Released
 
 
@@ -331,7 +331,7 @@ def test_what_nobody_wants_costs_no_call(api: type[Locks | AsyncLocks], url: str
     """With no observer but the log, acquiring and releasing builds no event, and calls nothing for one."""
     called: list[str] = []
     of_events = {"logging", events.__name__, reporting.__name__}
-    of_events |= {observing.__name__, event_log.__name__}
+    of_events.add(observing.__name__)
 
     def note(frame: Any, event: str, _arg: object) -> None:
         if event == "call" and frame.f_globals["__name__"] in of_events:

@@ -19,7 +19,7 @@ import redis
 import redis.asyncio
 import redis.sentinel
 
-from weblock._platform import internals as of_asyncio
+from weblock._platform import threads
 from weblock.stores.redis import internals as of_redis
 from weblock.stores.redis.connections import quiet
 
@@ -194,8 +194,8 @@ def test_asyncio_tells_which_loop_runs_without_an_exception() -> None:
     """The quick way to ask for the running loop is there, and agrees with the public one."""
 
     async def ask() -> bool:
-        return of_asyncio.running_loop() is asyncio.get_running_loop()
+        return threads.running_loop() is asyncio.get_running_loop()
 
-    assert of_asyncio.running_loop is asyncio._get_running_loop
-    assert of_asyncio.running_loop() is None
+    assert threads.running_loop is asyncio._get_running_loop
+    assert threads.running_loop() is None
     assert asyncio.run(ask())

@@ -25,12 +25,11 @@ from ._options import (
     in_turn,
     seconds,
 )
-from ._platform.collector import end_later, phases, runs_here
 from ._platform.forks import enter_child, getpid, process
-from ._platform.greenlets import patched_by
 from ._platform.logs import logger
-from ._runtime.clock import control
+from ._platform.threads import end_later, patched_by, phases, runs_here
 from ._runtime.observing import LOGGER, ROOT, Audience, Observer, as_observer
+from ._runtime.runtimes import control
 from .errors import ConfigurationError, EngineUnavailable, LeaseLost
 from .events import Event, FailedOpen, Forced, NotRenewed
 from .inspection import KeyInfo, KeyInfos, info_of

@@ -10,10 +10,9 @@ from typing import Any, Final
 from ._core.acquiring import Locker
 from ._core.ports import Engine, Runtime, Store
 from ._core.reporting import Health, Observers
-from ._platform.collector import end_later
 from ._platform.forks import Mutex, enter_child, getpid, process, reset_after_fork
-from ._platform.threads import refuse_subinterpreter
-from ._runtime.blocking import KeeperThread
+from ._platform.threads import end_later, refuse_subinterpreter
+from ._runtime.runtimes import KeeperThread
 from .stores import url as urls
 
 

@@ -27,10 +27,9 @@ from ._options import (
     skips_where_busy,
     without_waiting,
 )
-from ._platform.collector import phases, runs_here
 from ._platform.forks import enter_child, getpid, process
-from ._platform.threads import beside_loop
-from ._runtime.aio import AsyncioRuntime, in_running_loop
+from ._platform.threads import beside_loop, phases, runs_here
+from ._runtime.runtimes import AsyncioRuntime, in_running_loop
 from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
 from .errors import LeaseLost, LockTimeout
 from .inspection import KeyInfo, KeyInfos

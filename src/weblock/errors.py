@@ -117,14 +117,14 @@ class LeaseLost(WeblockError):
 
     def __init__(self, key: str, *, fence: int, reason: str) -> None:
         super().__init__(
-            f"lease of {key!r} (fence {fence}) was lost: {_LOSSES.get(reason, reason)}"
+            f"lease of {key!r} (fence {fence}) was lost: {LOSSES.get(reason, reason)}"
         )
         self.key = key
         self.fence = fence
         self.reason = reason
 
 
-_LOSSES = {
+LOSSES = {
     "expired": "it was not renewed in time",
     "taken": "the engine no longer knows it",
     "max_hold": "it was held for longer than max_hold allows",

@@ -24,10 +24,10 @@ from ._options import (
     skips_where_busy,
     without_waiting,
 )
-from ._platform.collector import phases, runs_here
 from ._platform.forks import enter_child, getpid, process
-from ._runtime.blocking import BlockingRuntime, drive
+from ._platform.threads import phases, runs_here
 from ._runtime.observing import in_background
+from ._runtime.runtimes import BlockingRuntime, drive
 from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
 from .errors import LeaseLost, LockTimeout
 from .inspection import KeyInfo, KeyInfos

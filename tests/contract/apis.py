@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, Locks
-from weblock._runtime.clock import now
+from weblock._runtime.runtimes import now
 
 
 class Gate(threading.Event):

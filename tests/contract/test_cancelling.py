@@ -17,7 +17,7 @@ import pytest
 from tests.support.waiting import PATIENCE, eventually, queue_of
 from weblock import AsyncLocks, Locks
 from weblock._core.ports import Store
-from weblock._runtime.blocking import BlockingMailbox
+from weblock._runtime.runtimes import BlockingMailbox
 
 from .apis import ThreadActor
 

@@ -12,7 +12,7 @@ from tests.support.forks import needs_fork
 from tests.support.renewals import hurry
 from tests.support.waiting import PATIENCE, eventually
 from weblock import ConfigurationError, InvalidKey, LeaseLost
-from weblock._runtime.blocking import drive
+from weblock._runtime.runtimes import drive
 from weblock.events import Waiting
 
 LONG = 60.0

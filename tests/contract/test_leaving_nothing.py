@@ -23,7 +23,7 @@ from weblock import (
     LockTimeout,
 )
 from weblock._engines import _registry
-from weblock._runtime.blocking import KeeperThread
+from weblock._runtime.runtimes import KeeperThread
 
 LONG = 10 * PATIENCE
 """The ttl of leases that are not to end by themselves while somebody waits for their key."""

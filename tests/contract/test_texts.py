@@ -9,7 +9,7 @@ import pytest
 from tests.support.waiting import PATIENCE, eventually
 from weblock import ConfigurationError, LeaseLost, Locks
 from weblock._adapting import KeptTexts
-from weblock._runtime.blocking import drive
+from weblock._runtime.runtimes import drive
 
 GROUP, OTHER = "a1", "b2"
 

@@ -22,7 +22,7 @@ from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, Locks, WeblockError
 from weblock._platform import forks
-from weblock._runtime.clock import now
+from weblock._runtime.runtimes import now
 
 from .apis import APIS
 from .history import Counter, Journal

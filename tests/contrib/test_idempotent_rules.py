@@ -21,7 +21,7 @@ from tests.support.events import Heard
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, ConfigurationError, Locks
 from weblock._adapting import KeptTexts
-from weblock._runtime.blocking import drive
+from weblock._runtime.runtimes import drive
 from weblock.contrib import asgi, wsgi
 from weblock.events import Repeated
 

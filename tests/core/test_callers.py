@@ -17,7 +17,7 @@ from weblock._core.keeping import Keeper
 from weblock._core.ports import Reply, Store, Switchboard
 from weblock._core.reporting import Health
 from weblock._core.table import Answer, Busy, Claim, Held
-from weblock._runtime.blocking import drive
+from weblock._runtime.runtimes import drive
 from weblock.errors import EngineRecovering, EngineUnavailable, LockTimeout
 
 TERMS = Terms(ttl=60.0, max_hold=None, renew=True, max_waiters=9, label="")

@@ -15,7 +15,7 @@ from weblock import AsyncLocks, EngineUnavailable, Locks
 from weblock._core.holding import Anchor, Holding, Terms
 from weblock._core.ports import Reply, Runtime, Store
 from weblock._core.table import HANDOFF, Held
-from weblock._runtime.clock import now
+from weblock._runtime.runtimes import now
 from weblock.stores.memory import MemoryEngine
 
 TTL = 3.0

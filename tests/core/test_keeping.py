@@ -13,7 +13,7 @@ from weblock._core.holding import Holding, Holdings, Terms
 from weblock._core.keeping import LINGER, NAP, PORTION, Keeper
 from weblock._core.ports import Pulse, Reply, Store
 from weblock._core.table import Gone, Held, Waiting
-from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock._runtime.runtimes import BlockingRuntime, drive
 from weblock.errors import EngineUnavailable
 
 TERMS = Terms(ttl=10.0, max_hold=None, renew=True, max_waiters=9, label="")

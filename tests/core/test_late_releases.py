@@ -12,7 +12,7 @@ from weblock._core.holding import Holding, Holdings, Terms
 from weblock._core.keeping import Keeper
 from weblock._core.ports import Reply, Store, Switchboard
 from weblock._core.table import Claim, Gone, Held
-from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock._runtime.runtimes import BlockingRuntime, drive
 
 TTL = 10.0
 TERMS = Terms(ttl=TTL, max_hold=None, renew=True, max_waiters=9, label="")

@@ -6,9 +6,9 @@ import pytest
 
 from weblock import AsyncLocks, LockTimeout
 from weblock._core.acquiring import UNKNOWN_WAIT
+from weblock._core.keeping import Pace
 from weblock._core.ports import CheckAgain
-from weblock._core.waiting import Pace
-from weblock._runtime.clock import now
+from weblock._runtime.runtimes import now
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from weblock._core.ports import CheckAgain, Granted
-from weblock._runtime import clock
-from weblock._runtime.aio import AsyncioRuntime
-from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock._runtime import runtimes
+from weblock._runtime.runtimes import AsyncioRuntime, BlockingRuntime, drive
 
 
 def test_drive_refuses_a_suspension() -> None:
@@ -66,9 +65,9 @@ async def test_rung_while_waiting(listener: Listener) -> None:
 
 async def test_nothing_heard(listener: Listener) -> None:
     """Where nothing is put in, the whole time passes, and then there is nothing."""
-    began = clock.now()
+    began = runtimes.now()
     assert await listener.heard(0.1) is None
-    assert clock.now() - began >= 0.099
+    assert runtimes.now() - began >= 0.099
 
 
 @pytest.mark.parametrize("timeout", [0, -1])
@@ -85,9 +84,9 @@ async def test_an_echo_is_no_message(listener: Listener) -> None:
     ringer.start()
     ringer.join()
     assert await listener.heard(5) == CheckAgain()
-    began = clock.now()
+    began = runtimes.now()
     assert await listener.heard(0.1) is None
-    assert clock.now() - began >= 0.099
+    assert runtimes.now() - began >= 0.099
 
 
 async def test_many_ringers(listener: Listener) -> None:
@@ -128,35 +127,35 @@ def test_a_mailbox_of_a_closed_loop() -> None:
 
 def test_owners_are_secret() -> None:
     """Each owner is 128 bits that nobody had before."""
-    owners = {clock.new_owner() for _ in range(1000)}
+    owners = {runtimes.new_owner() for _ in range(1000)}
     assert len(owners) == 1000
     assert {len(bytes.fromhex(owner)) for owner in owners} == {16}
 
 
 def test_another_context_of_a_thread_is_part_of_the_same_work_only() -> None:
     """In one thread, a part of another request is another flow; two parts of one request are the same."""
-    request, other = clock.Flow(), clock.Flow()
+    request, other = runtimes.Flow(), runtimes.Flow()
     request.within = other.within = None
     contexts = [contextvars.Context() for _ in range(4)]
     for context, work in zip(contexts, (request, request, other), strict=False):
-        context.run(clock.part_of.set, work)
-    flow = contexts[0].run(clock.control)
-    found = [context.run(clock.is_part_of, flow) for context in contexts]
+        context.run(runtimes.part_of.set, work)
+    flow = contexts[0].run(runtimes.control)
+    found = [context.run(runtimes.is_part_of, flow) for context in contexts]
     assert found == [True, True, False, False]
-    assert contexts[0].copy().run(clock.is_part_of, flow)
+    assert contexts[0].copy().run(runtimes.is_part_of, flow)
 
 
 def test_a_loop_goes_on_before_its_thread_in_every_context() -> None:
     """A coroutine that another thread has sent to the loop would stop the thread that runs the loop."""
-    mine = clock.control()
+    mine = runtimes.control()
     with ThreadPoolExecutor(1) as another:
-        theirs = another.submit(clock.control).result()
+        theirs = another.submit(runtimes.control).result()
 
     async def main() -> list[bool]:
         return await asyncio.create_task(asked(), context=contextvars.Context())
 
     async def asked() -> list[bool]:
-        return [clock.waits_for_this_loop(flow) for flow in (mine, theirs)]
+        return [runtimes.waits_for_this_loop(flow) for flow in (mine, theirs)]
 
     assert asyncio.run(main()) == [True, False]
-    assert not clock.waits_for_this_loop(mine)
+    assert not runtimes.waits_for_this_loop(mine)

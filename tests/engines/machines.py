@@ -10,7 +10,7 @@ from tests.servers.zookeeper import fresh_zookeeper
 from tests.support.waiting import PATIENCE
 from weblock._core.ports import Pulse
 from weblock._core.table import Answer, Claim
-from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock._runtime.runtimes import BlockingRuntime, drive
 from weblock.stores.zookeeper import open_engine
 from weblock.stores.zookeeper.nodes import Snapshot
 

@@ -22,7 +22,7 @@ from weblock import LeaseLost, Locks
 from weblock._core import table
 from weblock._core.ports import Pulse, Reply
 from weblock._core.table import Claim, Held, KeyState, Moment, Step
-from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock._runtime.runtimes import BlockingRuntime, drive
 from weblock.stores import file as file_engine
 from weblock.stores.cells import CellStore, Heartbeats
 from weblock.stores.file import FileEngine
@@ -36,8 +36,8 @@ CROWD = 32
 SECTIONS = 3
 
 WITHOUT_HEARTBEATS = """
-from weblock._core import table, waiting
-waiting.BEAT = table.PLACE = 3600
+from weblock._core import keeping, table
+keeping.BEAT = table.PLACE = 3600
 """
 
 AT_ONCE = 200 if "WEBLOCK_LONG" in os.environ else 40

@@ -18,7 +18,7 @@ from tests.servers.zookeeper import fresh_zookeeper
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks
 from weblock._core.ports import Store
-from weblock._runtime.blocking import drive
+from weblock._runtime.runtimes import drive
 from weblock.stores import marks as names_of_marks
 
 from .processes import Child

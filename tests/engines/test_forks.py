@@ -159,7 +159,7 @@ def test_no_thread_of_a_child_collects_what_one_of_its_parent_did(
     parent = child().open(wait=PATIENCE)
     elsewhere = parent.run("""
     import gc, threading
-    from weblock._platform.collector import runs_here
+    from weblock._platform.threads import runs_here
     collects, goes_on = threading.Event(), threading.Event()
     class Slow:
         def __init__(self):

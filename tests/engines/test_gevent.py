@@ -25,7 +25,7 @@ from tests.servers.ports import free_port
 from tests.servers.postgres import fresh_postgresql
 from tests.servers.zookeeper import fresh_zookeeper
 from tests.support.waiting import PATIENCE, eventually
-from weblock._platform import greenlets
+from weblock._platform import threads
 
 TOP = Path(__file__).parents[2]
 
@@ -370,6 +370,6 @@ def test_a_library_counts_only_if_it_has_patched(
 ) -> None:
     """A library that is merely imported is not warned of; one that has replaced threads is."""
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{function: lambda name: False}))
-    assert greenlets.patched_by() is None
+    assert threads.patched_by() is None
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{function: lambda name: True}))
-    assert greenlets.patched_by() == library
+    assert threads.patched_by() == library

@@ -24,7 +24,7 @@ from weblock import (
 )
 from weblock._core.ports import Pulse
 from weblock._core.table import Claim, Held, Waiting
-from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock._runtime.runtimes import BlockingRuntime, drive
 from weblock.stores.memcached import open_engine
 from weblock.stores.memcached.engine import LONGEST_PAUSE, MemcachedEngine, Poller
 from weblock.stores.memcached.items import ItemCells

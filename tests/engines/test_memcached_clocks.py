@@ -12,7 +12,7 @@ from tests.servers import fresh_memcached
 from weblock._core.holding import DRIFT, Anchor
 from weblock._core.ports import Pulse, Reply
 from weblock._core.table import Claim, Held
-from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock._runtime.runtimes import BlockingRuntime, drive
 from weblock.errors import EngineUnavailable
 from weblock.stores.memcached import open_engine
 from weblock.stores.memcached.items import Observer

@@ -15,7 +15,7 @@ from tests.servers import fresh_memcached
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable
 from weblock._core.ports import Switchboard, sent
 from weblock._platform.threads import beside_loop
-from weblock._runtime.blocking import drive
+from weblock._runtime.runtimes import drive
 from weblock.stores.memcached import open_engine as on_memcached
 from weblock.stores.memcached.engine import THREADS
 from weblock.stores.redis import asking

@@ -25,7 +25,7 @@ from weblock import (
     LockTimeout,
 )
 from weblock._core.ports import CheckAgain, Granted, Message
-from weblock._runtime.blocking import drive
+from weblock._runtime.runtimes import drive
 from weblock.cli.app import app
 from weblock.stores.postgresql.engine import PostgreSQLEngine
 from weblock.stores.postgresql.links import AsyncioLink, BlockingLink, OfThreads

@@ -8,7 +8,7 @@ from tests.core.simulation.conformance import Clock, Pure, compare
 from tests.servers.postgres import fresh_postgresql
 from weblock._core.ports import Pulse, Switchboard
 from weblock._core.table import Answer, Claim, KeyState
-from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock._runtime.runtimes import BlockingRuntime, drive
 from weblock.stores.cells import LocalNotifier
 from weblock.stores.postgresql import open_engine
 from weblock.stores.postgresql.cells import Row

@@ -12,7 +12,7 @@ from tests.servers.postgres import fresh_postgresql, shared_postgres
 from tests.support.urls import varied
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import EngineRecovering, Locks
-from weblock._runtime.blocking import drive
+from weblock._runtime.runtimes import drive
 
 HOUR = 3600.0
 

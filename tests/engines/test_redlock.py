@@ -19,8 +19,7 @@ from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
 from weblock._core.ports import CheckAgain, Granted, Pulse, Reply
 from weblock._core.table import Claim, Gone, Held, Waiting
-from weblock._runtime.blocking import BlockingRuntime, drive
-from weblock._runtime.clock import now
+from weblock._runtime.runtimes import BlockingRuntime, drive, now
 from weblock.stores.quorum import Board, open_quorum
 from weblock.stores.quorum.acquisition import SPLIT, Acquisition, Clocks, Votes
 from weblock.stores.redis.blocking import connected

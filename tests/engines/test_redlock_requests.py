@@ -15,7 +15,7 @@ from tests.servers import Server
 from tests.support.waiting import PATIENCE, eventually
 from weblock import Locks
 from weblock._core.ports import sent
-from weblock._runtime.blocking import drive
+from weblock._runtime.runtimes import drive
 from weblock.stores.redis.asking import Health
 from weblock.stores.transport.sending import in_tasks, in_this_thread
 

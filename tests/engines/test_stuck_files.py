@@ -13,7 +13,7 @@ import pytest
 from tests.support.renewals import hurry, renewed
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, EngineUnavailable, Locks
-from weblock._runtime.clock import now
+from weblock._runtime.runtimes import now
 from weblock.stores import file as file_engine
 from weblock.stores.file.records import RecordFile
 

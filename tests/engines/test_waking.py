@@ -21,7 +21,7 @@ from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks
 from weblock._core.ports import Granted, Message
 from weblock._engines import engine_for
-from weblock._runtime.clock import now
+from weblock._runtime.runtimes import now
 from weblock.stores.file import FileEngine, processes
 
 from .processes import Child

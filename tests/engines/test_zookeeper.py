@@ -27,7 +27,7 @@ from tests.support.urls import varied
 from tests.support.waiting import PATIENCE, eventually, now, waiters
 from weblock import ConfigurationError, EngineUnavailable, Lease, LeaseLost, Locks, LockTimeout
 from weblock._core.table import HANDOFF, Gone, Held, Waiting
-from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock._runtime.runtimes import BlockingRuntime, drive
 from weblock.cli.doctor import _found
 from weblock.stores.zookeeper import parse
 from weblock.stores.zookeeper.session import Session

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from weblock import Locks, LockTimeout
-from weblock._runtime.clock import now
+from weblock._runtime.runtimes import now
 
 __all__ = ["PATIENCE", "eventually", "now", "pause_after", "queue_of", "waiters"]
 

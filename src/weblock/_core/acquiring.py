@@ -13,7 +13,7 @@ Acquiring a key takes these steps:
 
 What can fail:
 
-- *A notification is lost.* The keeper sends heartbeats for each waiter (``waiting``), and wakes it up
+- *A notification is lost.* The keeper sends heartbeats for each waiter (``keeping``), and wakes it up
   if its state has changed.
 - *The caller is cancelled, or times out.* It must leave neither a lease nor a place in the queue. If
   the caller cannot clean up itself, the release becomes a ``PendingRelease``: the keeper retries it in the
@@ -45,11 +45,10 @@ from ..errors import (
 )
 from ..keys import unqualified
 from .holding import Anchor, Holding, Holdings, Status, Terms, Unprotected
-from .keeping import Keeper
+from .keeping import LATE, LATEST, Keeper, Waiter
 from .ports import CheckAgain, Message, Pulse, Runtime, Store, Switchboard, Unfinished
 from .reporting import DOWN, OUTAGE, Health, Observers
 from .table import HANDOFF, Answer, Busy, Claim, Gone, Held, Waiting
-from .waiting import LATE, LATEST, Waiter
 
 T = TypeVar("T")
 

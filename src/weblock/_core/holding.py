@@ -311,7 +311,7 @@ class Holding:
         if answer.asked:
             self.ask_to_release()
 
-    # What the keeper asks of all that it keeps: see ``waiting.Waiter``, too.
+    # What the keeper asks of all that it keeps: see ``keeping.Waiter``, too.
 
     @property
     def slack(self) -> float:

@@ -30,9 +30,9 @@ from ..events import HandedOver, TakenOver
 from ..keys import check_key, unqualified
 from .acquiring import Locker
 from .holding import Anchor, Holding, Holdings, Status, Terms
+from .keeping import LATEST
 from .ports import Reply
 from .table import SHARED, Claim, Held
-from .waiting import LATEST
 
 _FORMAT: Final = "weblock1."
 """The beginning of every token. It names the version of the format."""

@@ -1,20 +1,126 @@
-"""Background threads, which do not end before they should, and work that an event loop leaves to threads."""
+"""Threads, greenlets and event loops, and what the garbage collector ends.
+
+**Threads.** A background thread does not end before it should (``BackgroundThread``), and an event loop
+leaves to threads what it should not wait for.
+
+**Greenlets.** gevent and eventlet replace the standard library's threads, locks and queues by their own.
+weblock uses these under their usual names, so every thread of its own is a greenlet there, the keeper
+included. Greenlets take turns only while they wait. Two things follow:
+
+- A handler that computes for longer than its ttl loses its lease, because nothing renews it meanwhile.
+  ``NotRenewed`` says so when locks are made.
+- What greenlets share belongs to the event loop (gevent's hub) of one real thread. A call from another
+  one, such as a thread of gevent's threadpool, could wait for ever, and is rejected.
+
+**Garbage.** The collector may run at any allocation, and so in a thread that has a mutex, or is asking an
+engine. There it calls finalizers: it ends a generator that holds a lease or has locks open, and calls what
+an application does in ``__del__``. To release a lease or to close locks takes mutexes and asks an engine,
+for which that thread might wait for itself. So both begin like this, and go on in another thread:
+
+    if [*phases][-1] == "start" and runs_here():
+        return end_later(self._do_it)
+
+Whatever loses its last reference elsewhere ends at once, in the line that drops it.
+
+Python calls what is in ``gc.callbacks`` when the collector begins and ends, and drops the exceptions that
+are raised there. In a Python function, that could be the exception of a signal handler, such as
+``KeyboardInterrupt``. So the callbacks are methods that are written in C, which no signal interrupts. Each
+gets the phase, ``"start"`` or ``"stop"``, and a new dictionary.
+"""
 
 from __future__ import annotations
 
+import _thread
 import asyncio
+import gc
+import importlib
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from contextvars import Context
 from typing import Any, Final, TypeVar
 
 from ..errors import ConfigurationError
+from .forks import reset_after_fork
 from .logs import Repeats, logger
 
 R = TypeVar("R")
+
+_PATCHERS: Final = {
+    "gevent": ("gevent.monkey", "is_module_patched", "threading"),
+    "eventlet": ("eventlet.patcher", "is_monkey_patched", "thread"),
+}
+"""Where each library says whether it has replaced the threads of this process."""
+
+
+def patched_by() -> str | None:
+    """Return the library that has made the threads of this process greenlets, or ``None``."""
+    for library, (module, function, argument) in _PATCHERS.items():
+        patcher = sys.modules.get(module)
+        if patcher is not None and getattr(patcher, function)(argument):
+            return library
+    return None
+
+
+class _FirstThread:
+    """The real thread whose greenlets lock, which is the first one that does."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        self.hub: Any = None
+
+
+_first: Final = _FirstThread()
+
+
+def refuse_other_threads() -> None:
+    """Raise ``ConfigurationError`` under gevent, unless this real thread is the first that comes here."""
+    hub = importlib.import_module("gevent").get_hub()
+    if _first.hub is None:
+        _first.hub = hub
+    if hub is not _first.hub:
+        raise ConfigurationError(
+            "this thread does not run the greenlets that use weblock's locks: it might belong to"
+            " gevent's threadpool. Acquire and release in a greenlet, and run only the work in the"
+            " threadpool",
+            code="wrong_thread",
+        )
+
+
+# All private names of asyncio that weblock uses: ``tests/test_private_names.py`` notices when one goes away.
+
+
+def _by_public_name() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+_of_thread: Final[Callable[[], Any]] = getattr(asyncio, "_get_running_loop", _by_public_name)
+
+
+def _of_greenlet() -> Any:
+    # asyncio knows one running loop for each real thread, whichever greenlet of it asks.
+    loop, here = _of_thread(), threading.get_ident()
+    return loop if getattr(loop, "_thread_id", here) == here else None
+
+
+running_loop: Final[Callable[[], asyncio.AbstractEventLoop | None]] = (
+    _of_greenlet if patched_by() else _of_thread
+)
+"""Returns the event loop that runs in this thread or greenlet, or ``None``.
+
+Outside a loop the public function raises, which takes several times as long, and the blocking API asks often.
+"""
+
 
 AGAIN_AFTER: Final = 0.1
 """Seconds after which a thread that failed goes on."""
@@ -176,3 +282,36 @@ async def beside_loop(work: Callable[[], object]) -> None:
         work()
     else:
         await done
+
+
+phases: Final = OrderedDict.fromkeys(("start", "stop"))
+"""The last one is the phase that came last: ``"start"`` while the collector runs in any thread.
+
+Copy it to read it: the collector may run before any instruction, and an iterator would fail then.
+"""
+
+_begun: Final[dict[str, object]] = {}
+# gevent's own ``local`` cannot be used in a greenlet that is being finalized. This one knows real threads only.
+_here: Final = (
+    importlib.import_module("gevent.monkey").get_original("threading", "local")()
+    if patched_by() == "gevent"
+    else threading.local()
+)
+
+_callbacks: list[Any] = gc.callbacks
+_callbacks += (phases.move_to_end, _begun.__setitem__, _here.__setattr__)
+
+
+def runs_here() -> bool:
+    # While the interpreter ends, no other thread runs any more. A child of another thread has none that runs.
+    return getattr(_here, "start", None) is _begun["start"] and not sys.is_finalizing()
+
+
+def end_later(work: Callable[[], object]) -> None:
+    """Do ``work`` in a thread, without waiting for anything: neither for the work nor for the thread.
+
+    The start of a thread needs a mutex of ``threading``, so it is started by another one.
+    """
+    thread = background_thread(work, "weblock-collected")
+    with suppress(RuntimeError):  # The machine has no more threads. Leases then end at their ttl.
+        _thread.start_new_thread(thread.start, ())

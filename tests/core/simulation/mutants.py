@@ -17,8 +17,7 @@ from typing import Any, Final
 from weblock._core import table
 from weblock._core.acquiring import Acquisition, Locker
 from weblock._core.holding import Anchor, Holding
-from weblock._core.keeping import Keeper
-from weblock._core.waiting import Waiter
+from weblock._core.keeping import Keeper, Waiter
 
 
 @dataclass(frozen=True, slots=True)

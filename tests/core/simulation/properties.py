@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from weblock._core import table
 from weblock._core.holding import Holding, Status
+from weblock._core.keeping import BEAT
 from weblock._core.ports import Pulse, Reply
 from weblock._core.table import HANDOFF, SHARED, Grant, Held, KeyState, Place, fits
-from weblock._core.waiting import BEAT
 from weblock.errors import AlreadyHeld, EngineUnavailable, LeaseLost, LockTimeout, WeblockError
 
 from .engine import Acquire, AskRelease, Change, Refresh, Request

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from weblock._core.holding import Holding
+from weblock._core.keeping import BEAT
 from weblock._core.ports import Reply
 from weblock._core.table import HANDOFF, Busy, Held
-from weblock._core.waiting import BEAT
 from weblock.errors import LeaseLost, WeblockError
 from weblock.stores.redis.asking import LONGEST_KNOCK
 

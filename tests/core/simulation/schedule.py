@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
+from weblock._core.keeping import BEAT
 from weblock._core.table import HANDOFF, PLACE
-from weblock._core.waiting import BEAT
 
 from .attempts import Attempt, Plan
 from .client import Client

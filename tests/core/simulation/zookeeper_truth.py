@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from weblock._core.holding import DRIFT
+from weblock._core.keeping import BEAT
 from weblock._core.ports import Reply
 from weblock._core.table import PLACE, Claim, Grant, KeyState, Place, Step, fits
-from weblock._core.waiting import BEAT
 from weblock.stores.zookeeper.nodes import LEASE, content_of, places_in
 
 from .engine import Change, Refresh, Request

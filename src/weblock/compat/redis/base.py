@@ -24,7 +24,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from ..._adapting import close
 from ..._api import BaseLease, BaseLocks
 from ..._options import HoldOptions
-from ..._platform.collector import end_later
+from ..._platform.threads import end_later
 from ...errors import ConfigurationError, EngineUnavailable, InvalidKey, LeaseLost
 from ...inspection import KeyInfo
 from ...keys import check_key

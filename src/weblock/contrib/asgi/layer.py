@@ -23,7 +23,7 @@ from ..._adapting import begin_recovery, rest
 from ..._options import Duration, LocksOptions
 from ..._platform.logs import logger
 from ..._platform.threads import beside_loop
-from ..._runtime.clock import part_of
+from ..._runtime.runtimes import part_of
 from ...aio import AsyncLocks
 from ...errors import LeaseLost, LockTimeout, StrangePath
 from ..kit import (

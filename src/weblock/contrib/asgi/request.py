@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 from ..._adapting import Acquired
 from ..._api import BaseLocks
 from ..._options import Duration, HoldOptions
-from ..._platform.internals import running_loop
+from ..._platform.threads import running_loop
 from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order

@@ -25,8 +25,7 @@ from kombu.exceptions import EncodeError
 from ..._adapting import AtLeast, give_up, key_space_of, take_over, terms_of
 from ..._options import Duration, HoldOptions, Options, seconds
 from ..._platform.logs import logger, printable
-from ..._runtime.blocking import drive
-from ..._runtime.clock import part_of
+from ..._runtime.runtimes import drive, part_of
 from ...errors import ConfigurationError, EngineUnavailable, LeaseLost, LockTimeout
 from ...keys import CheckedKey, KeyTemplate, signature_of
 from ...sync import Lease, Locks

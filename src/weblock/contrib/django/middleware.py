@@ -21,7 +21,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import sync_and_async_middleware
 
 from ..._options import HoldOptions
-from ..._runtime.blocking import drive
+from ..._runtime.runtimes import drive
 from ...aio import AsyncLease
 from ...errors import ConfigurationError, WeblockError
 from ...sync import Lease

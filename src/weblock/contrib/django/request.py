@@ -31,10 +31,9 @@ from django.utils.functional import LazyObject
 
 from ..._api import BaseLease, BaseLocks
 from ..._options import HoldOptions
-from ..._platform.internals import running_loop
 from ..._platform.logs import logger
-from ..._runtime.blocking import drive
-from ..._runtime.clock import part_of
+from ..._platform.threads import running_loop
+from ..._runtime.runtimes import drive, part_of
 from ...aio import AsyncLease
 from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order

@@ -23,7 +23,7 @@ from fastapi.exceptions import RequestValidationError, WebSocketRequestValidatio
 from fastapi.requests import HTTPConnection
 from pydantic import BaseModel
 
-from ..._runtime.clock import part_of
+from ..._runtime.runtimes import part_of
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate, Source
 from ..asgi import AsyncRequestLocks

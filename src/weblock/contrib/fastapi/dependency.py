@@ -18,7 +18,7 @@ from fastapi.requests import HTTPConnection
 
 from ..._adapting import when
 from ..._options import HoldOptions, OnLost, cancels_when_lost
-from ..._runtime.aio import call_in
+from ..._runtime.runtimes import call_in
 from ...errors import ConfigurationError
 from ...keys import signature_of
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks

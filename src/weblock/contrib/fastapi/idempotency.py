@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Unpack
 import anyio
 from fastapi import BackgroundTasks, Depends, Header, Request, params
 
-from ..._runtime.blocking import drive
+from ..._runtime.runtimes import drive
 from ...errors import ConfigurationError, LockTimeout, WeblockError
 from ..asgi import request_locks
 from ..asgi.layer import note, send_answer

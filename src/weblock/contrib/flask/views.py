@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from flask import Flask, Response, current_app, request
 
 from ..._platform.forks import Mutex
-from ..._runtime.blocking import drive
+from ..._runtime.runtimes import drive
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import CheckedKey, KeyTemplate, signature_of
 from ...sync import Lease, Locks

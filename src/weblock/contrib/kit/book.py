@@ -46,9 +46,9 @@ from ..._core.acquiring import Caller
 from ..._core.holding import Status
 from ..._options import HoldOptions
 from ..._platform.forks import Mutex, enter_child, getpid, process
-from ..._platform.internals import running_loop
 from ..._platform.logs import logger
-from ..._runtime.clock import Flow, part_of
+from ..._platform.threads import running_loop
+from ..._runtime.runtimes import Flow, part_of
 from ...errors import AlreadyHeld, ConfigurationError, LeaseLost
 from ...keys import CheckedKey, unqualified
 from .bodies import check_done

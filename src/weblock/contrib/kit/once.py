@@ -36,7 +36,7 @@ from typing import Any, Final, Required, Self
 from ..._adapting import KeptTexts
 from ..._api import BaseLease
 from ..._platform.logs import logger
-from ..._runtime.blocking import drive
+from ..._runtime.runtimes import drive
 from ...errors import (
     BodyTooLong,
     CallerUnknown,

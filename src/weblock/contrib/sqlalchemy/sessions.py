@@ -52,8 +52,8 @@ from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin
 from sqlalchemy.orm.attributes import set_committed_value  # noqa: E402
 
 from ..._api import BaseLease, leaving  # noqa: E402
-from ..._platform.internals import running_loop  # noqa: E402
 from ..._platform.logs import logger  # noqa: E402
+from ..._platform.threads import running_loop  # noqa: E402
 from ...errors import ConfigurationError  # noqa: E402
 from ..kit.book import Book, current_book  # noqa: E402
 from ..kit.sql import Kind, kind_of  # noqa: E402

@@ -21,8 +21,8 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from ..._options import Duration, LocksOptions
 from ..._platform.logs import logger
-from ..._runtime.blocking import drive
-from ..._runtime.clock import part_of
+from ..._runtime.runtimes import drive
+from ..._runtime.runtimes import part_of
 from ...errors import LeaseLost, LockTimeout, StrangePath
 from ...sync import Locks
 from ..kit import (

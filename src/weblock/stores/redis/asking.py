@@ -13,10 +13,10 @@ from typing import Any, Final, Generic, TypeVar
 import redis
 from redis import exceptions
 
-from ..._platform.internals import running_loop
 from ..._platform.logs import Repeats, logger
 from ..._platform.threads import background_thread
 from ..transport.failures import Backoff, Unfit
+from ..._platform.threads import background_thread, running_loop
 from .settings import Address
 
 T = TypeVar("T")

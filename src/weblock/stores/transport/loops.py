@@ -8,7 +8,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable
 from typing import Final, Generic, Protocol, TypeVar
 
-from ..._platform.internals import running_loop
+from ..._platform.threads import running_loop
 
 
 class OfLoop(Protocol):
