@@ -116,9 +116,7 @@ class LeaseLost(WeblockError):
     code = "lease_lost"
 
     def __init__(self, key: str, *, fence: int, reason: str) -> None:
-        super().__init__(
-            f"lease of {key!r} (fence {fence}) was lost: {LOSSES.get(reason, reason)}"
-        )
+        super().__init__(f"lease of {key!r} (fence {fence}) was lost: {LOSSES.get(reason, reason)}")
         self.key = key
         self.fence = fence
         self.reason = reason

@@ -135,7 +135,7 @@ class Sleeper:
 
     def __init__(self) -> None:
         self.clock = 0.0
-        self.rung = 0
+        self.notified = 0
 
     def now(self) -> float:
         return self.clock
@@ -147,7 +147,7 @@ class Sleeper:
         return self
 
     def put(self, _message: object) -> None:
-        self.rung += 1
+        self.notified += 1
 
     @types.coroutine
     def heard(self, timeout: float | None) -> Generator[float | None, None, None]:
@@ -198,7 +198,7 @@ def test_a_section_that_ends_before_its_first_renewal_wakes_no_keeper() -> None:
         lease = naps.hold()
         naps.until(naps.runtime.clock + 0.9 * NAP)
         naps.keeper.drop_holding(lease)
-    assert (naps.runtime.rung, naps.asked) == (0, [])
+    assert (naps.runtime.notified, naps.asked) == (0, [])
 
 
 def test_a_lease_that_woke_nobody_is_renewed_in_time() -> None:
@@ -208,7 +208,7 @@ def test_a_lease_that_woke_nobody_is_renewed_in_time() -> None:
     naps.until(5.5)
     due = naps.hold().due
     naps.until(20)
-    assert naps.runtime.rung == 0
+    assert naps.runtime.notified == 0
     assert due <= naps.asked[0] < due + 0.01
 
 
@@ -219,7 +219,7 @@ def test_a_keeper_that_has_nothing_to_keep_falls_asleep() -> None:
     naps.until(2 * LINGER)
     assert naps._wakes_at is None
     naps.hold()
-    assert naps.runtime.rung == 1
+    assert naps.runtime.notified == 1
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -242,7 +242,7 @@ def test_a_keeper_whose_start_was_interrupted_is_started_again(begun: bool) -> N
         naps.keeper.watch(hands, "shop:k", "owner", 10.0)
     naps.until(2 * LINGER)  # It has fallen asleep by then.
     naps.hold()
-    assert (starts, naps.runtime.rung) == (2, int(begun))
+    assert (starts, naps.runtime.notified) == (2, int(begun))
 
 
 class Slow(Store):

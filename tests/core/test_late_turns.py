@@ -52,7 +52,7 @@ class HandOver:
             late=0.0,
             lost_requests=0.0,
             lost_replies=0.0,
-            lost_rings=0.0,
+            lost_notifications=0.0,
             duplicates=0.0,
         )
         self._network = Network(self._world, swarm)

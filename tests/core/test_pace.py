@@ -38,7 +38,7 @@ async def test_who_gives_up_in_a_queue_that_moves_knows_its_place():
         others = [asyncio.create_task(locks.acquire("x", wait=None)) for _ in range(2)]
         await asyncio.sleep(0)
         patient = asyncio.create_task(locks.acquire("x", wait=300))
-        while len((await locks.inspect("x")).waiters) < 3:  # noqa: ASYNC110 - the engine rings nobody
+        while len((await locks.inspect("x")).waiters) < 3:  # noqa: ASYNC110 - the engine notifies nobody
             await asyncio.sleep(0.01)
         await holder.release()
         lease = await others[0]
@@ -66,7 +66,7 @@ async def test_the_rest_of_a_renewed_lease_is_no_hint():
             hints.append(refused.value.retry_after)
             if renew:
                 waiter = asyncio.create_task(locks.acquire("x"))
-                while not (await locks.inspect("x")).waiters:  # noqa: ASYNC110 - the engine rings nobody
+                while not (await locks.inspect("x")).waiters:  # noqa: ASYNC110 - the engine notifies nobody
                     await asyncio.sleep(0)
             await lease.release()
         async with await waiter:

@@ -92,11 +92,11 @@ async def test_an_echo_is_no_message(listener: Listener) -> None:
 async def test_many_ringers(listener: Listener) -> None:
     """Every message of many threads is heard, each once."""
 
-    def ring(number: int) -> None:
+    def notification(number: int) -> None:
         for count in range(100):
             listener.mailbox.put(Granted(number * 100 + count, 0.0))
 
-    threads = [threading.Thread(target=ring, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=notification, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     heard = [await listener.heard(30) for _ in range(400)]

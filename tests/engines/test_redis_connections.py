@@ -73,7 +73,7 @@ def test_a_hundred_threads_wait_on_a_pool_of_four(server: Server) -> None:
         calls = [pool.submit(one) for _ in range(100)]
         eventually(lambda: waiters(locks, "a") == 100)
         lease.extend(1)
-        # Four of the pool, one that hears the rings, and the keeper's.
+        # Four of the pool, one that hears the notifications, and the keeper's.
         eventually(lambda: connections(server, "crowd") <= 6)
         lease.release()
         assert len({call.result() for call in calls}) == 100
@@ -86,7 +86,7 @@ def test_connections_of_a_rush_do_not_stay(server: Server) -> None:
         lease = locks.acquire("a")
         calls = [pool.submit(lambda: locks.acquire("a").release()) for _ in range(30)]
         eventually(lambda: waiters(locks, "a") == 30)
-        # One of the pool, one that hears the rings, and the keeper's.
+        # One of the pool, one that hears the notifications, and the keeper's.
         eventually(lambda: connections(server, "crowd") <= 3)
         lease.release()
         for call in calls:

@@ -185,7 +185,7 @@ def test_the_least_rights_are_the_least(server: Server) -> None:
 async def test_who_may_not_subscribe_is_told_and_still_served(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without rings, waiters look once a second; a warning says why."""
+    """Without notifications, waiters look once a second; a warning says why."""
     grant_least_rights(server, "-subscribe")
     url = server.url(user=USER, recovery="off")
     with Locks.from_url(url) as locks:

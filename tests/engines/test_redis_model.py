@@ -1,4 +1,4 @@
-"""The simulator's model of a server, beside real ones: the same answers, keys, expiries and rings.
+"""The simulator's model of a server, beside real ones: the same answers, keys, expiries and notifications.
 
 Beyond what the pure functions say: quarantines, tickets, other runs, and what servers say of
 themselves.
@@ -52,7 +52,7 @@ class Both:
         self.clock = Clock()
         self._said = said
         self._client = client
-        self._rings: list[tuple[str, str]] = []
+        self._notifications: list[tuple[str, str]] = []
         self._model = RedisModel(lambda: self.clock.now, self._notify)
         self._model._info = lambda section: said[section]  # type: ignore[method-assign]
         _bucket, self.keys = LAYOUT.of_key(name)
@@ -67,9 +67,9 @@ class Both:
         assert self._on_the_server(script, self.keys, words) == expected
         self._compare_keys(self.keys, before)
 
-    def rings(self) -> None:
-        rings, self._rings = self._rings, []
-        for channel, payload in rings:
+    def notifications(self) -> None:
+        notifications, self._notifications = self._notifications, []
+        for channel, payload in notifications:
             message = self._listener.get_message(ignore_subscribe_messages=True, timeout=PATIENCE)
             assert message
             assert (message["channel"], message["data"]) == (channel.encode(), payload.encode())
@@ -109,7 +109,7 @@ class Both:
         return None
 
     def _notify(self, channel: str, payload: str) -> None:
-        self._rings.append((channel, payload))
+        self._notifications.append((channel, payload))
 
 
 def _bytes(value: Any) -> Any:
@@ -159,7 +159,7 @@ def drawn(dice: Random) -> tuple[Script, tuple[str, ...]]:
 
 
 def test_the_model_does_what_a_server_does(client: redis.Redis) -> None:
-    """Random scripts answer, keep, expire and ring the same, whatever a server says of itself."""
+    """Random scripts answer, keep, expire and notify the same, whatever a server says of itself."""
     for seed in range(SEQUENCES):
         dice = Random(seed)
         client.flushall() if seed % 2 else client.config_resetstat()
@@ -175,7 +175,7 @@ def test_the_model_does_what_a_server_does(client: redis.Redis) -> None:
             script, words = drawn(dice)
             both.run(script, *words)
             both.clock.pass_by(dice)
-        both.rings()
+        both.notifications()
         both.close()
 
 

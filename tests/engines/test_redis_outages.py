@@ -205,7 +205,7 @@ async def test_the_application_s_threads_are_its_own(deployment: tuple[str, list
 
 
 def subscribed(server: Server) -> bool:
-    """Whether somebody who waits is rung by way of this server."""
+    """Whether somebody who waits is notified by way of this server."""
     return bool(server.command("PUBSUB", "CHANNELS", "weblock:process:*"))
 
 
@@ -230,7 +230,7 @@ def _take_over(heir: Server, first: int, last: int) -> bool:
 
 
 def test_a_subscription_leaves_with_its_server(cluster: Cluster) -> None:
-    """Those who wait are rung by a server that is still in the cluster."""
+    """Those who wait are notified by a server that is still in the cluster."""
     with (
         ThreadPoolExecutor(1) as pool,
         Locks.from_url(cluster.url(recovery="off"), ttl=60) as locks,

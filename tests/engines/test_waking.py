@@ -65,10 +65,10 @@ class Recorder:
     """A mailbox that remembers what was put into it."""
 
     def __init__(self) -> None:
-        self.rung: list[Message] = []
+        self.notified: list[Message] = []
 
     def put(self, message: Message) -> None:
-        self.rung.append(message)
+        self.notified.append(message)
 
 
 OWNER = "0123456789abcdef" * 2
@@ -101,8 +101,8 @@ def test_a_line_that_no_weblock_writes_is_dropped(
     theirs = FileEngine(str(folder))
     theirs.notify(engine.process, OWNER, Granted(7, 12.5))
     theirs.close()
-    eventually(lambda: recorder.rung)
-    assert recorder.rung == [Granted(7, 12.5)]
+    eventually(lambda: recorder.notified)
+    assert recorder.notified == [Granted(7, 12.5)]
 
 
 def stop_outside_files(process: Child, folder: Path) -> None:

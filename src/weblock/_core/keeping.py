@@ -62,8 +62,6 @@ Spawn = Callable[[], bool]
 Report = Callable[[str], None]
 
 
-
-
 BEAT: Final = 1.0
 """Seconds between a waiter's heartbeats, at most."""
 

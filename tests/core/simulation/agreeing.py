@@ -24,8 +24,10 @@ class Rig:
 
     def __init__(self, scripted: Callable[[Script], Script], recovery: float = 0.0) -> None:
         self.now = 1_790_000_000 * SECOND
-        self.rung: list[tuple[str, str]] = []
-        self.model = RedisModel(lambda: self.now, lambda *ring: self.rung.append(ring))
+        self.notified: list[tuple[str, str]] = []
+        self.model = RedisModel(
+            lambda: self.now, lambda *notification: self.notified.append(notification)
+        )
         self._recovery = recovery
         self._scripted = scripted
 
@@ -107,7 +109,7 @@ def _queue(rig: Rig) -> None:
         rig.acquire(owner, ticket)
     assert rig.waiters() == ["d", "a", "b", "c"]
     rig.release("h")
-    assert rig.rung[-1][1].startswith("d ")
+    assert rig.notified[-1][1].startswith("d ")
 
 
 def _silent_processes(rig: Rig) -> None:
@@ -136,7 +138,7 @@ def _giving_back(rig: Rig) -> None:
     assert state.grant.claim.owner == "early"
     assert not state.grant.confirmed
     assert round(state.grant.until * SECOND) == rig.now + round(HANDOFF * SECOND)
-    assert rig.rung[-1][1].startswith("early ")
+    assert rig.notified[-1][1].startswith("early ")
     assert rig.waiters() == ["late", "later"]
     place = state.queue[0]
     assert (place.claim.process, place.claim.label, place.claim.ttl) == ("p", "l", 10.0)

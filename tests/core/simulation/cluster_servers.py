@@ -224,9 +224,9 @@ class ClusterServers(EngineServer):
         return KeyState()
 
     def published(self, channel: str, payload: str) -> None:
-        ring = from_notification(payload)
-        if ring is not None and self.listening.get(channel) == self.life:
-            self._notify(channel, *ring)
+        notification = from_notification(payload)
+        if notification is not None and self.listening.get(channel) == self.life:
+            self._notify(channel, *notification)
 
     def _said(self, master: Master, command: str) -> Any:
         """The answer to a command that is no script."""

@@ -49,7 +49,14 @@ class DyingSchedule(Schedule):
     """Keepers die, and some of them die again; nothing else ever fails."""
 
     def __init__(self, random: Random) -> None:
-        quiet = ("late", "lost_requests", "lost_replies", "lost_rings", "duplicates", "unrenewed")
+        quiet = (
+            "late",
+            "lost_requests",
+            "lost_replies",
+            "lost_notifications",
+            "duplicates",
+            "unrenewed",
+        )
         swarm = replace(
             Swarm.drawn(random),
             **dict.fromkeys(quiet, 0.0),

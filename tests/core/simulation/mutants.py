@@ -398,7 +398,7 @@ MUTANTS: Final = (
         seed=2,
     ),
     Mutant(
-        "one that gave up can still be rung",
+        "one that gave up can still be notified",
         Acquisition,
         "run",
         "locker.switchboard.mailboxes.pop(self.owner, None)",

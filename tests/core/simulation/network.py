@@ -25,7 +25,7 @@ class Log(Protocol):
 
     def reply_lost(self, request: Request, replies: list[Any]) -> None: ...
 
-    def ring_lost(self, owner: str) -> None: ...
+    def notification_lost(self, owner: str) -> None: ...
 
     def answered(self, request: Request, replies: list[Any]) -> None: ...
 
@@ -70,7 +70,7 @@ class Exchange:
 
 
 class Network:
-    """Carries requests to the engine, replies and rings to the processes."""
+    """Carries requests to the engine, replies and notifications to the processes."""
 
     def __init__(self, world: World, swarm: Swarm) -> None:
         self.faulty = True
@@ -101,22 +101,22 @@ class Network:
     def notify(self, process: str, owner: str, granted: Granted) -> None:
         """Tells a waiter of its lease: at most once."""
         world = self._world
-        if self._happens(self._swarm.lost_rings):
-            world.note("ring lost", owner)
-            self._log.ring_lost(owner)
+        if self._happens(self._swarm.lost_notifications):
+            world.note("notification lost", owner)
+            self._log.notification_lost(owner)
             return
         receiver, switchboard, line = self._switchboards[process]
-        ring = partial(self._notify, switchboard, owner, granted)
-        world.after(line.delay(world.now, self._delay()), ring, receiver)
+        notification = partial(self._notify, switchboard, owner, granted)
+        world.after(line.delay(world.now, self._delay()), notification, receiver)
 
     def tell_of_a_death(self) -> None:
         """Every waiter that can be reached asks again, as where an engine notices deaths."""
         for process, switchboard, line in self._switchboards.values():
-            ring = partial(switchboard.notify_all, CheckAgain())
-            self._world.after(line.delay(self._world.now, self._delay()), ring, process)
+            notification = partial(switchboard.notify_all, CheckAgain())
+            self._world.after(line.delay(self._world.now, self._delay()), notification, process)
 
     def _notify(self, switchboard: Switchboard, owner: str, granted: Granted) -> None:
-        self._world.note("rings", owner, granted)
+        self._world.note("notifies", owner, granted)
         switchboard.notify(owner, granted)
 
     def _arrive(self, exchange: Exchange) -> None:

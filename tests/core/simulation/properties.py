@@ -196,7 +196,7 @@ class WakeUp(Property):
     """A key that the first live waiter may have is granted, and the waiter knows it, in bounded time.
 
     With P5, nobody starves: whoever is first enters as soon as its limit and those of the holders
-    allow it, and all who came before are served before. At once if nothing failed; within a heartbeat if a ring was lost or the lease expired. One who
+    allow it, and all who came before are served before. At once if nothing failed; within a heartbeat if a notification was lost or the lease expired. One who
     was handed a lease and does not say that it lives costs the others no more than ``HANDOFF``.
     """
 

@@ -133,7 +133,14 @@ class OneByOne(QuorumFaults):
 
 def calm(swarm: Swarm) -> Swarm:
     """One key, and nothing fails by itself."""
-    nothing = ("late", "lost_requests", "lost_replies", "lost_rings", "duplicates", "cancels")
+    nothing = (
+        "late",
+        "lost_requests",
+        "lost_replies",
+        "lost_notifications",
+        "duplicates",
+        "cancels",
+    )
     never = ("engine_stops", "restarts", "stops", "crashes", "closes", "several_keys", "max_hold")
     return replace(swarm, **dict.fromkeys(nothing, 0.0), **dict.fromkeys(never, 0), keys=1)
 
@@ -225,7 +232,12 @@ class QuorumSchedule(Schedule):
         self.engine = quorum  # type: ignore[assignment]
         self.victims = servers[: quorum.majority - 1] if minor else servers
         well = replace(
-            swarm, late=0.0, lost_requests=0.0, lost_replies=0.0, lost_rings=0.0, duplicates=0.0
+            swarm,
+            late=0.0,
+            lost_requests=0.0,
+            lost_replies=0.0,
+            lost_notifications=0.0,
+            duplicates=0.0,
         )
         self.networks = [
             bad[number] if server in self.victims else Network(world, well)

@@ -138,7 +138,7 @@ class WitnessedQuorum(QuorumStore):
 
 
 class _Nowhere:
-    """In the place of the one network: nobody rings there."""
+    """In the place of the one network: nobody is notified there."""
 
     def join(self, process: Process, switchboard: Switchboard) -> None: ...
 

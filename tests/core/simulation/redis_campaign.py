@@ -31,7 +31,7 @@ SOMETIMES: Final = (
     "engine forgot leases",
     "renewal answered Gone",
     "late claim refused by its mark",
-    "lease found by heartbeat after a lost ring",
+    "lease found by heartbeat after a lost notification",
     "unconfirmed lease passed on",
     "expired lease passed on",
     "waiter skipped",

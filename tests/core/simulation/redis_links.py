@@ -98,7 +98,7 @@ class SimulatedLink:
 
 
 class Subscription:
-    """What one process hears of the server's rings."""
+    """What one process hears of the server's notifications."""
 
     def __init__(self, process: Process, switchboard: Switchboard, engine: RedisServer) -> None:
         self._process = process

@@ -202,16 +202,16 @@ class RedisServer(RedisEngine):
         return "".join(f"{name}:{value}\r\n" for name, value in said.items()).encode()
 
     def _published(self, channel: str, payload: str) -> None:
-        ring = from_notification(payload)
-        if self._silent or ring is None:  # A probe publishes nothing that is one.
+        notification = from_notification(payload)
+        if self._silent or notification is None:  # A probe publishes nothing that is one.
             return
         if self.listening.get(channel) != self.life:
-            self._sometimes("ring while nobody listened")
+            self._sometimes("notification while nobody listened")
         elif channel in self.deaf:
-            self._sometimes("ring on a dead subscription")
-            self.observer.ring_lost(ring[0])  # type: ignore[union-attr]
+            self._sometimes("notification on a dead subscription")
+            self.observer.notification_lost(notification[0])  # type: ignore[union-attr]
         else:
-            self._notify(channel, *ring)
+            self._notify(channel, *notification)
 
     def _in_quarantine(self, asked: Changing | Refresh, replies: list[Reply]) -> None:
         """A server that recovers says until when: that excuses a delay, within reason."""

@@ -30,9 +30,9 @@ SOMETIMES: Final = (
     "release in quarantine: Gone",
     "script was not known",
     "connection reset by a restart",
-    "ring while nobody listened",
-    "ring on a dead subscription",
-    "lease found by heartbeat after a lost ring",
+    "notification while nobody listened",
+    "notification on a dead subscription",
+    "lease found by heartbeat after a lost notification",
     "late claim refused by its mark",
     "request applied after its sender gave up",
     "renewal answered Gone",
@@ -53,7 +53,7 @@ class Log:
         self._truth = truth
         self.disturb = truth.disturb
         self.sometimes = truth.sometimes
-        self.ring_lost = truth.ring_lost
+        self.notification_lost = truth.notification_lost
 
     def sent(self, process: Process, request: Request) -> None: ...
 

@@ -23,7 +23,7 @@ class Rig:
 
     def __init__(self, scripted: Callable[[Script], Script], recovery: float = 0.0) -> None:
         self.now = 1_790_000_000 * SECOND
-        self.rung: list[tuple[str, ...]] = []
+        self.notified: list[tuple[str, ...]] = []
         self.recovery = recovery
         self._scripted = scripted
         self.model = RedisModel(lambda: self.now, self._notify)
@@ -63,11 +63,11 @@ class Rig:
         return self.model.evaluate(self._scripted(script), keys, args)
 
     def _notify(self, channel: str, payload: str) -> None:
-        self.rung.append((channel, *payload.split()))
+        self.notified.append((channel, *payload.split()))
 
 
-def _rung(rig: Rig) -> None:
-    """All that fit now are rung at once, in order, each with its own fence; nobody behind a writer is."""
+def _notified(rig: Rig) -> None:
+    """All that fit now are notified at once, in order, each with its own fence; nobody behind a writer is."""
     rig.acquire("w", 1)
     for owner, limit in (("a", SHARED), ("b", 3), ("c", SHARED), ("d", 1), ("e", SHARED)):
         assert rig.acquire(owner, limit)[0] == b"waiting"
@@ -75,7 +75,7 @@ def _rung(rig: Rig) -> None:
     rig.release("w")
     until = f"{rig.now + HANDOFF}"
     expected = [(f"p.{each}", each, f"{rig.now + n}", until) for n, each in enumerate("abc")]
-    assert rig.rung == expected
+    assert rig.notified == expected
     answers = rig.refresh("a", "e", "c", "b")
     label = f"label a\n{SHARED} 7".encode()
     assert answers == [
@@ -84,11 +84,11 @@ def _rung(rig: Rig) -> None:
         [b"held", rig.now, rig.now + 2, rig.now + 10 * SECOND, 1],
         [b"held", rig.now, rig.now + 1, rig.now + 10 * SECOND, 1],
     ]
-    rig.rung.clear()
+    rig.notified.clear()
     for owner in ("a", "c", "b"):
-        assert not rig.rung
+        assert not rig.notified
         rig.release(owner)
-    assert [each[1] for each in rig.rung] == ["d"]
+    assert [each[1] for each in rig.notified] == ["d"]
 
 
 def _silent_processes(rig: Rig) -> None:
@@ -228,7 +228,7 @@ def _thousands(rig: Rig) -> None:
 
 
 CASES: Final = {
-    **dict.fromkeys((_rung, _silent_processes), 0.0),
+    **dict.fromkeys((_notified, _silent_processes), 0.0),
     **dict.fromkeys((_in_a_quarantine,), 20.0),
     **dict.fromkeys(
         (_kept, _full_memory, _not_all_are_read, _when_one_has_ended, _taken_from_all, _thousands),

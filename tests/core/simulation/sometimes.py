@@ -30,7 +30,7 @@ SOMETIMES: Final = (
     "request applied twice",
     "reply came after its asker gave up",
     "late claim refused by its mark",
-    "lease found by heartbeat after a lost ring",
+    "lease found by heartbeat after a lost notification",
     "waiter skipped",
     "waiter was handed a lease while stopped",
     "unconfirmed lease passed on",
@@ -83,7 +83,9 @@ def of_change(truth: Truth, change: Change) -> None:
             count["queue was full"] += 1
     elif isinstance(change.request, Pulse):
         if isinstance(answer, Held) and change.owner in truth.rings_lost:
-            count["lease found by heartbeat after a lost ring"] += truth.is_asking(change.owner)
+            count["lease found by heartbeat after a lost notification"] += truth.is_asking(
+                change.owner
+            )
     elif isinstance(change.request, Release) and not isinstance(answer, Released):
         count["release found nothing"] += 1
     _of_leases(truth, change)

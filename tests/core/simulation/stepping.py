@@ -106,7 +106,7 @@ class SteppingSchedule(Schedule):
         swarm = replace(
             Swarm.drawn(random),
             **dict.fromkeys(
-                ("late", "lost_requests", "lost_replies", "lost_rings", "duplicates"), 0.0
+                ("late", "lost_requests", "lost_replies", "lost_notifications", "duplicates"), 0.0
             ),
             **dict.fromkeys(("engine_stops", "restarts", "stops", "crashes", "closes"), 0),
             keys=1,

@@ -41,7 +41,7 @@ class Swarm:
     latest: float
     lost_requests: float
     lost_replies: float
-    lost_rings: float
+    lost_notifications: float
     duplicates: float
     resets: float
     # The engine.
@@ -63,7 +63,7 @@ class Swarm:
     @property
     def calm(self) -> bool:
         """Whether nothing ever fails: then the engine's order is that of the requests."""
-        messages = self.late + self.lost_requests + self.lost_replies + self.lost_rings
+        messages = self.late + self.lost_requests + self.lost_replies + self.lost_notifications
         events = self.engine_stops + self.restarts + self.stops + self.crashes + self.closes
         return messages == 0 and events == 0
 
@@ -103,7 +103,7 @@ class Swarm:
             latest=random.uniform(0.2, 3.0),
             lost_requests=rate(share, 0.2),
             lost_replies=rate(share, 0.2),
-            lost_rings=random.choice([0.3, 1.0]) if random.random() < share else 0.0,
+            lost_notifications=random.choice([0.3, 1.0]) if random.random() < share else 0.0,
             duplicates=rate(share, 0.3),
             resets=random.random(),
             engine_stops=count(share, 2),

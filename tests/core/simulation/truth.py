@@ -205,8 +205,8 @@ class Truth:
         if isinstance(request, Acquire) and isinstance(replies[0].answer, Held):
             self.sometimes("reply lost after a grant")
 
-    def ring_lost(self, owner: str) -> None:
-        self.sometimes("ring lost")
+    def notification_lost(self, owner: str) -> None:
+        self.sometimes("notification lost")
         self.rings_lost.add(owner)
 
     def answered(self, request: Request, replies: list[Reply]) -> None:

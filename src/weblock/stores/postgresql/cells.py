@@ -276,7 +276,7 @@ class RowCells(RacingCells):
 
     def _row(self, reading: Reading, step: Step) -> dict[str, object]:
         row = written(reading, step.state)
-        rings = [
+        notifications = [
             (
                 woken.claim.process,
                 to_notification(woken.claim.owner, Granted(woken.fence, woken.until)),
@@ -284,8 +284,8 @@ class RowCells(RacingCells):
             for woken in step.woken
             if woken.claim.process != self._receiver.process
         ]
-        if rings:
-            row["rings"] = rings
+        if notifications:
+            row["notifications"] = notifications
         return row
 
     async def _try(self, statement: bytes, *parameters: Parameter) -> list[Row]:

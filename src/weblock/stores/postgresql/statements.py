@@ -147,7 +147,7 @@ _WRITE: Final = """
 WITH {server}, new AS (
     SELECT new.* FROM server CROSS JOIN json_to_recordset($1::json) AS new(key text, seen bigint,
         version bigint, fence bigint, owner text, process text, label text, ttl float8, since float8,
-        until float8, confirmed boolean, rest text, ends float8, rings json)
+        until float8, confirmed boolean, rest text, ends float8, notifications json)
     WHERE server.known AND server.news = $2::bigint
 ), unchanged AS (
     SELECT lease.key FROM {table} AS lease JOIN new ON new.key = lease.key
@@ -167,8 +167,8 @@ WITH {server}, new AS (
 ), done AS (
     SELECT key FROM changed UNION ALL SELECT key FROM added
 )
-SELECT new.key, CASE WHEN new.rings IS NOT NULL THEN (
-    SELECT count(pg_notify(ring ->> 0, ring ->> 1)) FROM json_array_elements(new.rings) AS ring
+SELECT new.key, CASE WHEN new.notifications IS NOT NULL THEN (
+    SELECT count(pg_notify(each ->> 0, each ->> 1)) FROM json_array_elements(new.notifications) AS each
 ) END
 FROM new JOIN done ON done.key = new.key
 """

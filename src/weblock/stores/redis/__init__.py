@@ -1,7 +1,7 @@
 """``redis://`` and its kin: leases on a Redis or Valkey server that all machines share.
 
 The truth about a key is kept by Lua scripts (``lua/``), which make the same transitions as the
-functions of ``_core.table``. Waiters are rung by publishing to the channel of their process.
+functions of ``_core.table``. Waiters are notified by publishing to the channel of their process.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from ..transport.loops import BeforeLoopEnds, ByLoop, made_for_all
 from .asking import connecting, in_background
 from .calls import packed
 from .internals import take_writer
-from .link import NOT_RUNG, Introduce, Link, Links, Subscription
+from .link import NOT_NOTIFIED, Introduce, Link, Links, Subscription
 from .servers import explained
 from .settings import Address
 
@@ -379,4 +379,4 @@ def _closed() -> Unfit:
 
 def _warn_if_refused(subscribed: asyncio.Future[Any]) -> None:
     if not subscribed.exception() and isinstance(subscribed.result(), Exception):
-        logger.warning(NOT_RUNG, explained(subscribed.result()))
+        logger.warning(NOT_NOTIFIED, explained(subscribed.result()))

@@ -27,7 +27,7 @@ from .aio import Loan
 from .asking import FAILURES, Connect, connecting
 from .calls import packed
 from .internals import socket_of
-from .link import NOT_RUNG, Introduce, Link, Links, Subscription
+from .link import NOT_NOTIFIED, Introduce, Link, Links, Subscription
 from .servers import explained
 from .settings import Address
 
@@ -378,7 +378,7 @@ class Receiver:
             return self._connect(self.subscription)
         except exceptions.ResponseError as error:  # It may know no RESP3, which only this needs.
             if not self._told:
-                logger.warning(NOT_RUNG, explained(error))
+                logger.warning(NOT_NOTIFIED, explained(error))
             self._told = True
             raise
 
@@ -388,7 +388,7 @@ class Receiver:
             if link.hear():
                 for reply in replies:
                     if isinstance(reply, exceptions.NoPermissionError):
-                        logger.warning(NOT_RUNG, explained(reply))
+                        logger.warning(NOT_NOTIFIED, explained(reply))
                         link.discard()
                         self._listener.ended.wait(REFUSED_PAUSE)
                         return

@@ -40,7 +40,7 @@ Outcome = Any
 INCOMPLETE: Final = object()
 """What a reader returns for a reply that has not come to its end."""
 
-NOT_RUNG: Final = (
+NOT_NOTIFIED: Final = (
     "callers that wait for locks get no notifications, and poll once a second instead: %s"
     " [weblock.no_notifications]"
 )

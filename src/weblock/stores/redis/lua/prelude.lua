@@ -386,7 +386,7 @@ local function grant(owner, claim, length, confirmed)
 end
 
 -- Grants leases to the first waiters, up to one that does not fit. They are as long as a process has
--- to confirm them, and it is rung there.
+-- to confirm them, and it is notified there.
 local function let_in()
   while lock.count < lock.limit do
     local owner, place = first_waiter()
