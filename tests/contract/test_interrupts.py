@@ -123,3 +123,19 @@ def test_a_lease_that_is_collected_at_any_line_is_released(url) -> None:
     assert tried >= FEWEST
     eventually(lambda: not locks.list())
     assert _in_thread(locks.close)
+
+
+@pytest.mark.filterwarnings("ignore:.*was never (awaited|entered):RuntimeWarning")
+def test_an_interrupt_of_a_caller_that_is_refused_leaves_no_mailbox() -> None:
+    """At whatever line it comes, the notifications of an acquisition that failed have no receiver left."""
+    locks = Locks.from_url("memory://refused")
+    number, was_interrupted = 0, True
+    while was_interrupted:
+        number += 1
+        with locks.hold(f"key:{number}"):
+            refused = partial(locks.try_acquire, f"key:{number}")
+            was_interrupted = Interrupter(number).run(refused)
+    assert number > 100
+    eventually(lambda: not locks._locker.keeper.watches)
+    assert not locks._engine.switchboard.mailboxes
+    locks.close()

@@ -6,15 +6,16 @@ import pytest
 
 from weblock import AsyncLocks, LockTimeout
 from weblock._core.acquiring import UNKNOWN_WAIT
-from weblock._core.keeping import Pace
+from weblock._core.holding import Anchor, Terms
+from weblock._core.keeping import Waiter
 from weblock._core.ports import CheckAgain
-from weblock._runtime.runtimes import now
+from weblock._core.table import Claim, Waiting
+from weblock._runtime.runtimes import BlockingRuntime, now
 
 
 @pytest.mark.parametrize(
     ("seen", "hint"),
     [
-        ([], 7.0),
         ([(3, 100.0)], 7.0),
         ([(3, 100.0), (3, 104.0)], 7.0),
         ([(3, 100.0), (1, 104.0)], 4.0),
@@ -24,11 +25,20 @@ from weblock._runtime.runtimes import now
 )
 def test_the_pace_of_a_queue_tells_when_it_is_ones_turn(seen, hint):
     """So many seconds for each place so far; the rest of the lease where nothing has moved."""
-    pace = Pace()
+    runtime = BlockingRuntime()
+    waiter = Waiter(
+        "k",
+        Claim("owner", "", 10.0, ""),
+        Terms(10.0, None, True, 1000, ""),
+        runtime=runtime,
+        mailbox=runtime.mailbox(),
+        locker=None,
+        control=None,
+        give_up_at=None,
+    )
     for place, when in seen:
-        pace.saw(place, when)
-    assert pace.until_its_turn(7.0) == hint
-    assert pace.place == (seen[-1][0] if seen else None)
+        waiter.waits(Waiting(place, when + 10.0, ()), Anchor(when, when))
+    assert waiter.until_its_turn(7.0) == hint
 
 
 async def test_who_gives_up_in_a_queue_that_moves_knows_its_place():
@@ -43,7 +53,7 @@ async def test_who_gives_up_in_a_queue_that_moves_knows_its_place():
         await holder.release()
         lease = await others[0]
         *_, place = locks._locker.keeper._kept.values()
-        while place.pace.place != 1:  # noqa: ASYNC110 - a heartbeat tells it
+        while place.waiting.position != 1:  # noqa: ASYNC110 - a heartbeat tells it
             await asyncio.sleep(0.01)
         place.give_up_at = now()
         place._mailbox.put(CheckAgain())

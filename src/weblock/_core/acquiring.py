@@ -43,6 +43,7 @@ from ..errors import (
     LeaseLost,
     LockTimeout,
 )
+from ..events import Acquired, Answered, Released
 from ..keys import unqualified
 from .holding import Anchor, Holding, Holdings, Status, Terms, Unprotected
 from .keeping import LATE, LATEST, Keeper, Waiter
@@ -340,8 +341,8 @@ class Locker:
                         if ours and isinstance(answer, Gone) and in_time:
                             holding.refute_release()
                             ours = False
-                        elif ours and self.observers.wants_leases:
-                            holding.tell_release()
+                        elif ours and Released in self.observers.wanted:
+                            holding.tell(Released, held_for=holding.held_for())
                     if not ours:
                         lost = lost or holding
                 pending.pop()
@@ -362,7 +363,7 @@ class Locker:
                     holding.key, holding.owner, holding.terms.ttl, holding.void
                 )
             if ours:
-                holding.tell_release()
+                holding.tell(Released, held_for=holding.held_for())
 
     def leave(self, holding: Holding) -> None:
         """End a lease for its holder, while it lasts in the engine to its end, without renewal.
@@ -373,15 +374,15 @@ class Locker:
         if ours:  # First: a keeper that is closed meanwhile gives back all that has a watch.
             self.keeper.watches.pop(holding.owner, None)
         self.keeper.drop_holding(holding)
-        if ours and holding.let_go(self.runtime.now()) and self.observers.wants_leases:
-            holding.tell_release()
+        if ours and holding.let_go(self.runtime.now()):
+            holding.tell(Released, held_for=holding.held_for())
 
     async def give_back(self, key: str, owner: str, ttl: float, void: float) -> Answer | None:
         """Release whatever ``owner`` has; what cannot be released now becomes a pending release."""
         if self.keeper.over:  # Asking the engine would open again what was closed.
             self.keeper.release_later(key, owner, ttl, void)
             return None
-        sent = self.runtime.now() if self.observers.wants_answers else None
+        sent = self.runtime.now() if Answered in self.observers.wanted else None
         try:
             answer = (await self.store.release(key, owner, void=void)).answer
         except EngineUnavailable as failure:
@@ -497,13 +498,13 @@ class Acquisition:
 
     async def run(self, holdings: Holdings[Holding]) -> Holding:
         locker, keeper, terms = self._locker, self._locker.keeper, self._terms
-        runtime, observers = self._runtime, self._observers
+        runtime, health = self._runtime, locker.health
         try:
             if not keeper.watch(holdings, self.key, self.owner, terms.ttl):
                 locker.refuse_unless_kept(terms)
             locker.switchboard.mailboxes[self.owner] = self._mailbox
-            may_be_down = observers.heeds_answers and locker.fails_as_one
-            if may_be_down and (down_for := locker.health.spares(runtime.now())):
+            may_be_down = health.failed_at is not None and locker.fails_as_one
+            if may_be_down and (down_for := health.spares(runtime.now())):
                 raise self._unavailable(f"it has answered no caller for {down_for:.1f} s")
             while True:
                 if locker.is_closed or keeper.over:
@@ -521,8 +522,8 @@ class Acquisition:
                         raise
                     continue
                 self._pause, self._failing_since = FIRST_PAUSE, None
-                if observers.heeds_answers:
-                    locker.health.answered("acquire", sent)
+                if health.failed_at is not None or Answered in self._observers.wanted:
+                    health.answered("acquire", sent)
                 answer, anchor = reply.answer, Anchor(reply.now, sent)
                 # One after the other, which costs less than ``match``, and the first the most often.
                 if isinstance(answer, Held):
@@ -533,20 +534,21 @@ class Acquisition:
                 else:
                     raise self._refusal(answer, reply.now)
                 if holding:
+                    locker.switchboard.mailboxes.pop(self.owner, None)
                     return holding
         except BaseException as failure:
             await self._give_up(failure)
             raise
-        finally:
-            locker.switchboard.mailboxes.pop(self.owner, None)
-            if self._place:
-                keeper.drop(self._place)
 
     async def _give_up(self, failure: BaseException) -> None:
         """Leave no trace in the engine, and report why."""
         locker, ttl = self._locker, self._terms.ttl
         # Other failures mean that it was cancelled, or that the engine would not answer at all.
         answered = isinstance(failure, LockTimeout | EngineRecovering | AlreadyHeld)
+        # Before the watch goes, which would do it if an interrupt came before.
+        locker.switchboard.mailboxes.pop(self.owner, None)
+        if self._place:
+            locker.keeper.drop(self._place)
         try:
             if self._leaves_traces and not (self._place and self._place.was_given_back):
                 if answered:
@@ -586,7 +588,6 @@ class Acquisition:
     async def _queue(self, waiting: Waiting, anchor: Anchor) -> Waiter:
         """Have the keeper keep the caller's place in the queue."""
         locker, caller, place = self._locker, self._caller, self._place
-        rest = waiting.until - anchor.engine
         if self._would_hold_up_others():
             await locker.refuse(self._would_hold_up_others)
         if place is None:
@@ -600,15 +601,17 @@ class Acquisition:
                 control=self._runtime.control() if caller is None else caller.control,
                 give_up_at=self._give_up_at,
             )
-        place.waits(waiting, rest, anchor)
+        place.waits(waiting, anchor)
         if self._place is None:
             self._place = place
             locker.health.waits(self.key, self._claim.label, waiting)
         locker.keeper.keep(place)
         if locker.over:
             raise locker.closed_error()
-        if waiting.recovering and self._recovery(waiting, rest).retry_after > self._patience():
-            raise self._recovery(waiting, rest)
+        if waiting.recovering:
+            recovery = self._recovery(waiting, place.rest)
+            if recovery.retry_after > self._patience():
+                raise recovery
         if caller:
             await caller.prepare_to_wait()
         return place
@@ -669,7 +672,7 @@ class Acquisition:
             now,
             self._runtime.control() if caller is None else caller.control,
             self._void() if self._in_doubt else 0.0,
-            self._claim,
+            self._claim.label,
             self._observers,
         )
         locker.keeper.keep_holding(holding)
@@ -679,8 +682,9 @@ class Acquisition:
             if len(locker.waits) >= MOST_WAITS:
                 locker.waits.clear()
             locker.waits[self.key] = now - self._since
-        if self._observers.wants_leases:
-            holding.tell_acquired(self._since, handed_over=self._place is not None)
+        if Acquired in self._observers.wanted:
+            handed_over = self._place is not None
+            holding.tell(Acquired, waited=now - self._since, handed_over=handed_over)
         return holding
 
     def _patience(self) -> float:
@@ -720,15 +724,15 @@ class Acquisition:
     ) -> LockTimeout | EngineRecovering:
         if answer.recovering:
             return self._recovery(answer, rest)
-        pace = self._place.pace if self._place else None
+        place = self._place
         if self._terms.renew:  # The holder's lease, too, lasts for as long as its work does.
             rest = self._locker.waits.get(self.key, min(rest, UNKNOWN_WAIT))
         return LockTimeout(
             unqualified(self.key),
             wait=self._wait,
-            retry_after=max(0.0, pace.until_its_turn(rest) if pace else rest),
+            retry_after=max(0.0, place.until_its_turn(rest) if place else rest),
             waiters=waiters,
-            place=pace.place if pace else None,
+            place=place.waiting.position if place else None,
             holder=answer.holder or None,
         )
 
@@ -744,7 +748,7 @@ class Acquisition:
             self.key,
             self._claim.label,
             since=self._since,
-            place=place.pace.place if place else None,
+            place=place.waiting.position if place else None,
             others=answer.others if answer else 0,
             closed=self._locker.over,
         )

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..errors import EngineUnavailable, LeaseLost
-from ..events import Acquired, AtRisk, Lost, ReleaseAsked, Released
+from ..events import AtRisk, LeaseEvent, Lost, ReleaseAsked
 from ..keys import unqualified
 from .ports import Pulse, Reply
 from .reporting import NOBODY, Observers
-from .table import Claim, Held
+from .table import Held
 
 DRIFT: Final = 0.01
 """How much faster than ours the engine's clock may run, as a share of the time that passes.
@@ -143,7 +143,6 @@ class Holding:
         "__weakref__",
         "_asked",
         "_capped",
-        "_claim",
         "_when_asked",
         "_when_lost",
         "asked_to_release",
@@ -154,6 +153,7 @@ class Holding:
         "fence",
         "hold_until",
         "key",
+        "label",
         "observers",
         "owner",
         "reason",
@@ -174,7 +174,7 @@ class Holding:
         now: float,
         control: object,
         void: float,
-        claim: Claim | None = None,
+        label: str = "",
         observers: Observers = NOBODY,
     ) -> None:
         self.key = key
@@ -183,7 +183,7 @@ class Holding:
         self.terms = terms
         self.control = control
         self.void = void
-        self._claim = claim
+        self.label = label
         self.observers = observers
         self.since = now
         self._asked = terms.ttl
@@ -223,9 +223,8 @@ class Holding:
             self.status = Status.LOST
             self.reason = reason
             self._when_lost.call()
-            if Lost in self.observers.wanted and reason != "forked":  # The parent has it still.
-                lost = Lost(**self.about(), reason=reason, held_for=self.held_for())
-                self.observers.tell(lost)
+            if reason != "forked":  # Else the parent has it still.
+                self.tell(Lost, reason=reason, held_for=self.held_for())
 
     def let_go(self, now: float) -> bool:
         """End the lease from the holder's side, and return whether it was valid until then."""
@@ -235,24 +234,14 @@ class Holding:
         self.lose(self._why_it_ends())
         return self.status is Status.RELEASED
 
-    def tell_acquired(self, since: float, *, handed_over: bool) -> None:
-        if Acquired in self.observers.wanted:
-            waited = self.since - since
-            self.observers.tell(Acquired(**self.about(), waited=waited, handed_over=handed_over))
-
-    def tell_release(self) -> None:
-        if Released in self.observers.wanted:
-            self.observers.tell(Released(**self.about(), held_for=self.held_for()))
-
-    @property
-    def label(self) -> str:
-        return self._claim.label if self._claim else self.terms.label
-
     def held_for(self) -> float:
         return self.observers.now() - self.since
 
-    def about(self) -> dict[str, Any]:
-        return {**self.observers.about(self.key, self.label), "fence": self.fence}
+    def tell(self, kind: type[LeaseEvent], **facts: Any) -> None:
+        """Report an event of this lease."""
+        if kind in self.observers.wanted:
+            about = self.observers.about(self.key, self.label)
+            self.observers.tell(kind(**about, fence=self.fence, **facts))
 
     def refute_release(self) -> None:
         """Accept the engine's answer that the released lease had ended before."""
@@ -287,8 +276,7 @@ class Holding:
             return
         self.asked_to_release = True
         self._when_asked.call()
-        if ReleaseAsked in self.observers.wanted:
-            self.observers.tell(ReleaseAsked(**self.about(), held_for=self.held_for()))
+        self.tell(ReleaseAsked, held_for=self.held_for())
 
     def ttl_to_extend(self, seconds: float, now: float) -> float:
         """Return the ttl to request at ``now`` so that the deadline moves by ``seconds``."""
@@ -342,10 +330,8 @@ class Holding:
         if isinstance(reply, EngineUnavailable):
             was_at_risk = self.at_risk
             self.at_risk = self.deadline != self.hold_until  # Else there was nothing to renew.
-            if self.at_risk and not was_at_risk and AtRisk in self.observers.wanted:
-                remaining = self.remaining(now)
-                risk = AtRisk(**self.about(), cause=reply.message, remaining=remaining)
-                self.observers.tell(risk)
+            if self.at_risk and not was_at_risk:
+                self.tell(AtRisk, cause=reply.message, remaining=self.remaining(now))
             left = min(self.terms.ttl, self.deadline - now)  # Little, where it was handed over.
             self.due = min(self.deadline, now + max(RETRY, left / 10))
         elif now >= self.deadline:  # It was lost in between, and stays so.

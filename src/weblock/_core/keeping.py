@@ -78,31 +78,6 @@ LATEST: Final = 5.0
 """Seconds after which an abandoned request can no longer reach the engine, beyond two ttl."""
 
 
-class Pace:
-    """Estimates how fast a queue moves, from the positions that one waiter has had."""
-
-    def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None
-        self._last = 0.0
-        self.place: int | None = None
-        """How many waiters were in front when it last asked; the holder is not counted."""
-
-    def saw(self, place: int, now: float) -> None:
-        if self._first is None or place > self._first[1]:  # Later, in a queue that was lost.
-            self._first = now, place
-        self._last, self.place = now, place
-
-    def until_its_turn(self, rest: float) -> float:
-        """Return the seconds until its turn at the pace that was seen.
-
-        If nothing has moved, return ``rest``.
-        """
-        if self._first is None or self.place is None or self.place >= self._first[1]:
-            return rest
-        since, first = self._first
-        return (self._last - since) / (first - self.place) * (self.place + 1)
-
-
 class Waiter:
     """A place in the queue of a key, as its waiter has it. The keeper sends its heartbeats."""
 
@@ -131,11 +106,11 @@ class Waiter:
         self.control = control
         """The flow of control that waits."""
         self.due = 0.0
-        self.pace = Pace()
         self.waiting: Waiting
-        self.rest: float
-        """The latest answer that the caller waits, and how long the lease then had left."""
+        """The latest answer that the caller waits, and its anchor."""
         self.anchor: Anchor
+        self._first: tuple[float, int] | None = None
+        """When it first had a position in the queue, and which one."""
         self._runtime = runtime
         self._mailbox = mailbox
         self.give_up_at = give_up_at
@@ -146,14 +121,29 @@ class Waiter:
         """Whether its caller can never continue: its event loop has been closed."""
         return self._mailbox.deaf
 
-    def waits(self, waiting: Waiting, rest: float, anchor: Anchor) -> None:
-        self.waiting, self.rest, self.anchor = waiting, rest, anchor
-        now = self._runtime.now()
-        self.pace.saw(waiting.position, now)
+    @property
+    def rest(self) -> float:
+        """How long the lease before it has left: the one that ends first."""
+        return self.waiting.until - self.anchor.engine
+
+    def waits(self, waiting: Waiting, anchor: Anchor) -> None:
+        self.waiting, self.anchor = waiting, anchor
+        if (
+            self._first is None or waiting.position > self._first[1]
+        ):  # Later, in a queue that was lost.
+            self._first = anchor.local, waiting.position
         pause = BEAT * (0.75 + self._runtime.jitter() / 4)
         if waiting.position == 0:
-            pause = min(pause, max(0.0, rest) + GRACE)
-        self.due = now + pause
+            pause = min(pause, max(0.0, self.rest) + GRACE)
+        self.due = self._runtime.now() + pause
+
+    def until_its_turn(self, rest: float) -> float:
+        """Return the seconds until its turn at the pace that was seen; ``rest`` if nothing has moved."""
+        since, first = self._first or (0.0, 0)
+        position = self.waiting.position
+        if position >= first:
+            return rest
+        return (self.anchor.local - since) / (first - position) * (position + 1)
 
     def wake(self) -> None:
         """Have the caller look again at what it waits for."""
@@ -179,8 +169,8 @@ class Waiter:
             return
         self.anchor = Anchor(reply.now, sent)
         match reply.answer:
-            case Waiting(until=until):
-                self.waits(reply.answer, until - reply.now, self.anchor)
+            case Waiting():
+                self.waits(reply.answer, self.anchor)
             case Held(fence, until):
                 self._mailbox.put(Granted(fence, until))
             case _:
@@ -245,8 +235,8 @@ class Keeper:
         self._pending: dict[str, PendingRelease] = {}
         self.holdings: dict[str, Holding] = {}
         """The exclusive leases that this process has, by key."""
-        self.together: dict[str, dict[str, Holding]] = {}
-        """Its leases that others may have, too, by key and owner."""
+        self.together: dict[str, Holding] = {}
+        """Its leases that others may have, too, by owner."""
         self._mailbox = runtime.mailbox()
         self._put: Callable[[Any], None] = self._mailbox.put
         """Puts a message into the mailbox, or a watch whose holdings are gone."""
@@ -274,7 +264,7 @@ class Keeper:
         if holding.terms.limit == 1:
             self.holdings[holding.key] = holding
         else:
-            self._add_together(holding)
+            self.together[holding.owner] = holding
         self._attended = True  # And no more is to be done if it wakes in time anyway.
         if holding.due < self._wakes_at or not self._running:
             self._attend(holding.due)
@@ -291,22 +281,11 @@ class Keeper:
         if self.holdings.get(holding.key) is holding:
             self.holdings.pop(holding.key, None)
         elif self.together:
-            left = self.together.get(holding.key)
-            if left is None or left.pop(holding.owner, None) is None or left:
-                return
-            # Another thread may have added a lease to the part that was just found empty.
-            for added in list((self.together.pop(holding.key, None) or {}).values()):
-                self._add_together(added)
-
-    def _add_together(self, holding: Holding) -> None:
-        added: dict[str, Holding] = {}
-        while self.together.get(holding.key) is not added:
-            added = self.together.setdefault(holding.key, {})
-            added[holding.owner] = holding
+            self.together.pop(holding.owner, None)
 
     def together_on(self, key: str) -> Sequence[Holding]:
         """Return the leases of a key that this process has, where others may have it, too."""
-        return list(self.together.get(key, {}).values())
+        return [each for each in list(self.together.values()) if each.key == key]
 
     def waiting_for(self, key: str) -> Sequence[Waiter]:
         kept = list(self._kept.values())
@@ -423,8 +402,7 @@ class Keeper:
             if kept.over or not kept.terms.renew:
                 return
             void = kept.void
-            if Forgotten in kept.observers.wanted:
-                kept.observers.tell(Forgotten(**kept.about(), held_for=kept.held_for()))
+            kept.tell(Forgotten, held_for=kept.held_for())
             self._report_forgotten(
                 f"the lease of {unqualified(kept.key)!r:.200} was not released, and is no longer"
                 " referenced: call release(), or use a with block [weblock.forgotten]"

@@ -4,7 +4,8 @@
    no process: no keeper renews it, and it lasts for the time that the giver chose.
 2. The taker replaces the owner of the token by an owner of its own, and renews the lease.
 
-A token carries a random secret, and the key, fence and limit of each lease. The owner that the engine
+A token carries a random secret, and the key, fence and limit of each lease, in letters, digits, ``.``,
+``-`` and ``_``. The owner that the engine
 stores is a digest of the whole token, so a token in which anything was changed finds no lease.
 
 An engine replaces an owner only if it is the stored one, in one atomic step. So of several callers with
@@ -42,14 +43,6 @@ LONGEST_OUTAGE: Final = 3600.0
 """Seconds for which a process tries to release leases of a token, which does not say when they end."""
 
 
-class Facts(NamedTuple):
-    """What a token carries of each lease."""
-
-    key: str
-    fence: int
-    limit: int
-
-
 class OnItsWay(NamedTuple):
     """The lease of one key between two holders."""
 
@@ -57,17 +50,7 @@ class OnItsWay(NamedTuple):
     fence: int
     limit: int
     owner: str
-    """Its owner in the engine, until it is taken over."""
-
-
-def token_of(secret: str, leases: Sequence[Facts]) -> str:
-    """Return the token of leases that move together: letters, digits, ``.``, ``-`` and ``_``.
-
-    It ends with a checksum, which tells a damaged token from one whose lease has ended.
-    """
-    facts = json.dumps([secret, *leases], separators=(",", ":"))
-    text = urlsafe_b64encode(facts.encode()).decode().rstrip("=")
-    return f"{_FORMAT}{text}.{_digest(text)[:8]}"
+    """Its owner in the engine, until it is taken over. The token does not contain it."""
 
 
 def leases_in(token: object) -> list[OnItsWay]:
@@ -87,7 +70,10 @@ def leases_in(token: object) -> list[OnItsWay]:
     with suppress(ValueError, TypeError, RecursionError):
         if checksum == _digest(text)[:8]:
             _, *facts = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-            leases = [OnItsWay(*Facts(*each), _owner(text, i)) for i, each in enumerate(facts)]
+            leases = [
+                OnItsWay(key, fence, limit, _digest(f"{number} {text}")[:32])
+                for number, (key, fence, limit) in enumerate(facts)
+            ]
     are_sound = all(
         [type(fact) for fact in each] == [str, int, int, str] and 1 <= each.limit <= SHARED
         for each in leases
@@ -104,10 +90,6 @@ def leases_in(token: object) -> list[OnItsWay]:
     return leases
 
 
-def _owner(text: str, number: int) -> str:
-    return _digest(f"{number} {text}")[:32]
-
-
 def _digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()
 
@@ -120,8 +102,11 @@ async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | No
     """
     for holding in holdings:
         holding.check(locker.runtime.now())
-    facts = [Facts(each.key, each.fence, each.terms.limit) for each in holdings]
-    token = token_of(locker.runtime.new_owner(), facts)
+    facts = [(each.key, each.fence, each.terms.limit) for each in holdings]
+    secret = json.dumps([locker.runtime.new_owner(), *facts], separators=(",", ":"))
+    text = urlsafe_b64encode(secret.encode()).decode().rstrip("=")
+    # The checksum tells a damaged token from one whose lease has ended.
+    token = f"{_FORMAT}{text}.{_digest(text)[:8]}"
     given = leases_in(token)
     try:
         for holding in holdings:  # Before the engine is asked: another may have the lease at once.
@@ -137,10 +122,8 @@ async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | No
                 raise
         for holding in holdings:
             locker.keeper.watches.pop(holding.owner, None)
-            if HandedOver in locker.observers.wanted:
-                length = holding.terms.ttl if ttl is None else ttl
-                told = HandedOver(**holding.about(), held_for=holding.held_for(), ttl=length)
-                locker.observers.tell(told)
+            length = holding.terms.ttl if ttl is None else ttl
+            holding.tell(HandedOver, held_for=holding.held_for(), ttl=length)
     except BaseException:
         for holding, lease in zip(holdings, given, strict=True):
             length = holding.terms.ttl if ttl is None else ttl
@@ -211,7 +194,7 @@ async def _take(
             now=locker.runtime.now(),
             control=locker.runtime.control(),
             void=0.0,
-            claim=claim,
+            label=terms.label,
             observers=locker.observers,
         )
         holding.check(locker.runtime.now())
@@ -222,8 +205,7 @@ async def _take(
         # In the background: a request may be under way that would get the lease.
         locker.keeper.release_later(key, owner, terms.ttl, 2 * terms.ttl + LATEST)
         raise
-    if TakenOver in locker.observers.wanted:
-        locker.observers.tell(TakenOver(**holding.about()))
+    holding.tell(TakenOver)
     return holding
 
 

@@ -1,7 +1,6 @@
 """Report what happens to callers and leases, as events, and record how an engine answers.
 
 An event is built only ``if Kind in observers.wanted``, so events that no observer wants cost nothing.
-For what each request meets, ``Observers`` has flags, which cost even less.
 
 ``Health`` knows the outage of an engine. While an engine is down, a caller that was waiting before
 continues to ask. Of the new callers, one asks in each ``PROBE``, and the others fail at once: where
@@ -15,14 +14,12 @@ from typing import Any, Final
 
 from ..errors import EngineRecovering, EngineUnavailable, LockTimeout
 from ..events import (
-    Acquired,
     Answered,
     Available,
     Event,
     GaveUp,
     Recovering,
     Refused,
-    Released,
     TimedOut,
     Unavailable,
     Waiting,
@@ -47,47 +44,15 @@ Listener = Callable[[Event], object]
 
 
 class Observers:
-    """The listeners of one ``Locks``, by the kind of event that they want.
+    """The listeners of one ``Locks``. ``now`` is the clock of the runtime."""
 
-    ``now`` is the clock of the runtime.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_engine_fails",
-        "engine",
-        "heeds_answers",
-        "now",
-        "wanted",
-        "wants_answers",
-        "wants_leases",
-    )
-
-    heeds_answers: bool
-    """Whether an answer of the engine matters: it has failed, or a listener wants all answers."""
+    __slots__ = ("__weakref__", "engine", "now", "wanted")
 
     def __init__(self, engine: str, now: Callable[[], float]) -> None:
         self.engine = engine
         self.now = now
-        self._engine_fails = self.heeds_answers = False
-        self.want({})
-
-    def want(self, wanted: Mapping[type[Event], Sequence[Listener]]) -> None:
-        """Replace the listeners."""
-        self.wanted = wanted
-        self.wants_leases = Acquired in wanted or Released in wanted
-        self.wants_answers = Answered in wanted
-        self._heed()
-
-    def engine_fails(self, *, fails: bool) -> None:
-        """Record whether the last requests to the engine have failed."""
-        self._engine_fails = fails
-        self._heed()
-
-    def _heed(self) -> None:
-        # Repeated until it is true: another thread may change one of the two flags at the same time.
-        while self.heeds_answers is not (heeds := self._engine_fails or self.wants_answers):
-            self.heeds_answers = heeds
+        self.wanted: Mapping[type[Event], Sequence[Listener]] = {}
+        """The listeners, by the kind of event that they want."""
 
     def tell(self, event: Event) -> None:
         for listener in self.wanted.get(type(event), ()):
@@ -122,17 +87,17 @@ class Health:
 
     __slots__ = (
         "_began",
-        "_failed_at",
         "_failing_since",
         "_observers",
         "_probed_at",
         "_recovering_until",
         "_requests",
+        "failed_at",
     )
 
     def __init__(self, observers: Observers) -> None:
         self._observers = observers
-        self._failed_at: float | None = None
+        self.failed_at: float | None = None
         """When a request last failed; ``None`` once the engine has answered."""
         self._failing_since = self._began = 0.0
         self._probed_at = self._recovering_until = float("-inf")
@@ -146,9 +111,8 @@ class Health:
     def answers(self) -> None:
         """Record that the engine answers: if it had failed, that is over."""
         observers, requests = self._observers, self._requests
-        observers.engine_fails(fails=False)
         lasted = observers.now() - self._began
-        self._failed_at, self._requests = None, 0
+        self.failed_at, self._requests = None, 0
         if requests and Available in observers.wanted:
             observers.tell(Available(engine=observers.engine, lasted=lasted, requests=requests))
 
@@ -159,12 +123,11 @@ class Health:
         long pause.
         """
         now = self._observers.now()
-        if self._failed_at is None:
+        if self.failed_at is None:
             self._began = sent
-        if self._failed_at is None or now - self._failed_at > OUTAGE:
+        if self.failed_at is None or now - self.failed_at > OUTAGE:
             self._failing_since = sent
-        self._failed_at = now
-        self._observers.engine_fails(fails=True)
+        self.failed_at = now
         return now - self._failing_since
 
     def spares(self, now: float) -> float:
@@ -172,7 +135,7 @@ class Health:
 
         No caller waits for the one that asks, which may be cancelled, or be in another process after a fork.
         """
-        failed_at, failing_for = self._failed_at, now - self._failing_since
+        failed_at, failing_for = self.failed_at, now - self._failing_since
         if failed_at is None or now - failed_at > OUTAGE or failing_for < DOWN:
             return 0.0
         if now - self._probed_at >= PROBE:

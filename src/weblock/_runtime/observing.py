@@ -566,7 +566,7 @@ class Audience(Observers):
         for kinds, listener in listeners:
             for kind in kinds:
                 wanted.setdefault(kind, []).append(listener)
-        self.want(wanted)
+        self.wanted = wanted
 
     def some_wake(self) -> bool:
         return self._looks.due() and not all(asleep() for asleep in self.sleepers)

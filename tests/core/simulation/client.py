@@ -55,7 +55,7 @@ class Client:
         runtime = SimulatedRuntime(process, self._new_owner)
         self.runtime = runtime
         observers = Observers("simulated://", runtime.now)
-        observers.want({kind: [self._hear] for kind in EVENTS.values()})
+        observers.wanted = {kind: [self._hear] for kind in EVENTS.values()}
         self.keeper = WitnessedKeeper(runtime, self._connect, self._start_keeper)
         self.keeper.on_holding = self._on_holding
         self.locker = Locker(
