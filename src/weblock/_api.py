@@ -13,7 +13,7 @@ from ._core.acquiring import Attempts, Caller, Locker
 from ._core.holding import Holding, Holdings, Status, Unprotected
 from ._core.moving import hand_over, leases_in, take_over
 from ._core.ports import SCOPES, Engine, Runtime
-from ._core.table import SHARED, Asked, Released
+from ._core.table import SHARED, Released
 from ._engines import User, opened_by_url, registering, use, use_url
 from ._options import (
     SHORTEST_TTL,
@@ -21,8 +21,6 @@ from ._options import (
     HoldOptions,
     LocksOptions,
     Options,
-    count,
-    in_turn,
     seconds,
 )
 from ._platform.forks import enter_child, getpid, process
@@ -32,8 +30,8 @@ from ._runtime.observing import LOGGER, ROOT, Audience, Observer, as_observer
 from ._runtime.runtimes import control
 from .errors import ConfigurationError, EngineUnavailable, LeaseLost
 from .events import Event, FailedOpen, Forced, NotRenewed
-from .inspection import KeyInfo, KeyInfos, info_of
-from .keys import CheckedKey, Key, check_key, check_prefix, in_order, unqualified
+from .inspection import KeyInfos, info_of
+from .keys import CheckedKey, Key, check_key, in_order, unqualified
 from .stores import url as urls
 
 T = TypeVar("T")
@@ -258,13 +256,6 @@ class BaseLocks:
             runs = locker.runtime.control()
             return locker, [Unprotected(name, terms, control=runs) for name in names]
 
-    def _standing(self, key: str, options: HoldOptions) -> HoldOptions:
-        """Return the options of a caller that stands for election. Refuses what cannot work."""
-        self._name(key)
-        options = in_turn(options)
-        self._options.of_call(options)
-        return options
-
     async def _elect(
         self, key: str, options: HoldOptions
     ) -> tuple[Locker, Sequence[Holding | Unprotected]] | None:
@@ -288,16 +279,6 @@ class BaseLocks:
             locker, holdings = elected
             locker.release_later(holdings)  # Another Locks has kept the engine open.
 
-    async def _leader(self, key: str) -> str | None:
-        info = await self._inspect(key)
-        return info.holder if info else None
-
-    async def _take(self, key: str, options: HoldOptions) -> BaseLease:
-        return BaseLease(*await self._acquire((key,), options))
-
-    async def _give_back(self, lease: BaseLease) -> None:
-        await lease._locker.release(lease._holdings)  # noqa: SLF001
-
     async def _ask(self, operation: str, name: str, question: Awaitable[T]) -> T:
         """Return the answer to a request about a key or a namespace, and report a failure."""
         since = self._locker.runtime.now()
@@ -309,13 +290,6 @@ class BaseLocks:
             raise
         self._locker.health.answers()
         return answer
-
-    async def _ping(self) -> float:
-        self._ensure_open()
-        runtime, prefix = self._locker.runtime, self._options.prefix
-        began = runtime.now()
-        await self._ask("ping", prefix, self._locker.store.look(f"{prefix}ping"))
-        return runtime.now() - began
 
     async def _take_over(
         self, token: str, options: HoldOptions
@@ -339,38 +313,11 @@ class BaseLocks:
         name, store = self._name(key), self._locker.store
         return await self._ask("once", name, self._locker.insist(lambda: store.marked(name)))
 
-    async def _record_done(self, lease: BaseLease, keep: float | None) -> None:
-        name, locker = self._name(lease.key), self._locker
-        for holding in lease._leased:  # noqa: SLF001
-            # The engine says whether it is ours still.
-            await self._ask("once", name, locker.insist(partial(locker.extend, holding, 0)))
-        await self._ask("once", name, locker.insist(lambda: locker.store.mark(name, keep)))
-
-    async def _forget(self, key: str) -> None:
-        name, store = self._name(key), self._locker.store
-        await self._ask("forget", name, self._locker.insist(lambda: store.mark(name, 0)))
-
-    async def _inspect(self, key: str) -> KeyInfo | None:
-        name = self._name(key)
-        return info_of(name, await self._ask("inspect", name, self._locker.store.look(name)))
-
-    async def _list(self, prefix: str, limit: int) -> KeyInfos:
-        self._ensure_open()
-        start = self._options.prefix + check_prefix(prefix)
-        listed = self._listed(start, count("limit", limit))
-        return await self._ask("list", self._options.prefix, listed)
-
     async def _listed(self, start: str, limit: int) -> KeyInfos:
         store = self._locker.store
         names = await store.names(start, limit)
         infos = [info_of(name, await store.look(name)) for name in sorted(names)]
         return [info for info in infos if info]  # Some may have become free meanwhile.
-
-    async def _ask_release(self, key: str) -> bool:
-        name = self._name(key)
-        asking = self._locker.store.ask_release(name)
-        reply = await self._ask("ask_release", name, asking)
-        return isinstance(reply.answer, Asked)
 
     async def _force_release(self, key: str, by: str | None) -> bool:
         name = self._name(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
@@ -34,6 +35,8 @@ SHORTEST_TTL: Final = 0.1
 SHORTEST_EXPIRY: Final = 0.001
 
 LONGEST: Final = 366 * 86400.0
+
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 _ENDLESS: Final = {
     "wait": ": 0 never waits, and None waits indefinitely",
@@ -125,7 +128,12 @@ class Options:
     """The options of one ``Locks``, checked."""
 
     def __init__(self, **given: Unpack[LocksOptions]) -> None:
-        self.namespace = check_namespace(given.pop("namespace", "default"))
+        namespace: object = given.pop("namespace", "default")
+        if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
+            raise ConfigurationError(
+                f"namespace {namespace!r:.80} must be 1 to 64 letters, digits, '.', '_' or '-'"
+            )
+        self.namespace = str.__str__(namespace)
         self.prefix = qualified(self.namespace, "")
         self.require_scope = given.pop("require_scope", "none")
         if self.require_scope not in SCOPES:
@@ -482,11 +490,6 @@ def refuse_blocking_function(function: Callable[..., object]) -> None:
     refuse_generator(function)
     if not inspect.iscoroutinefunction(function):
         raise TypeError(f"{function!r} is not a coroutine function: decorate it with Locks")
-
-
-def kept_for(expiry: Duration | None) -> float | None:
-    """Return for how many seconds a step stays done; ``None`` is forever."""
-    return None if expiry is None else seconds("expiry", expiry, least=SHORTEST_EXPIRY)
 
 
 def in_turn(options: HoldOptions) -> HoldOptions:

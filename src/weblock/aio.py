@@ -12,14 +12,16 @@ from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, TypeVarTupl
 
 from ._adapting import AtLeast
 from ._api import BaseLease, BaseLocks, HoldBlock, leaving
+from ._core.table import Asked
 from ._options import (
+    SHORTEST_EXPIRY,
     Duration,
     HoldOptions,
     OnBusy,
     OnLost,
     cancels_when_lost,
+    count,
     in_turn,
-    kept_for,
     refuse_blocking_function,
     refuse_coroutine,
     refuse_what_cannot_be_called,
@@ -30,10 +32,10 @@ from ._options import (
 from ._platform.forks import enter_child, getpid, process
 from ._platform.threads import beside_loop, phases, runs_here
 from ._runtime.runtimes import AsyncioRuntime, in_running_loop
-from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
+from .caching import CacheOptions, Keeping
 from .errors import LeaseLost, LockTimeout
-from .inspection import KeyInfo, KeyInfos
-from .keys import KeyTemplate
+from .inspection import KeyInfo, KeyInfos, info_of
+from .keys import KeyTemplate, check_key
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -269,14 +271,19 @@ class AsyncLocks(BaseLocks):
             LeaseLost: The lease ended before the step did.
         """
         refuse_coroutine(step)
-        keep = kept_for(expiry)
+        keep = None if expiry is None else seconds("expiry", expiry, least=SHORTEST_EXPIRY)
         if await self._is_done(key):
             return False
         async with self.hold(key, on_lost="cancel", **in_turn(options)) as lease:
             if await self._is_done(key):
                 return False
             await call(step, args)
-            await self._record_done(lease, keep)
+            name, locker = self._name(key), self._locker
+            for holding in lease._leased:  # noqa: SLF001 - of one module
+                # The engine says whether it is ours still.
+                extending = functools.partial(locker.extend, holding, 0)
+                await self._ask("once", name, locker.insist(extending))
+            await self._ask("once", name, locker.insist(lambda: locker.store.mark(name, keep)))
             return True
 
     async def forget(self, key: str) -> None:
@@ -287,7 +294,8 @@ class AsyncLocks(BaseLocks):
         Raises:
             EngineUnavailable: The engine did not answer.
         """
-        await self._forget(key)
+        name, locker = self._name(key), self._locker
+        await self._ask("forget", name, locker.insist(lambda: locker.store.mark(name, 0)))
 
     def lead(self, key: str, **options: Unpack[HoldOptions]) -> AsyncGenerator[AsyncTerm, None]:
         """Yield a term whenever this caller leads. Of all candidates, one leads at a time.
@@ -311,7 +319,10 @@ class AsyncLocks(BaseLocks):
             LockTimeout: Others led for longer than ``wait``, or ``max_waiters`` were waiting.
             InvalidKey: The key cannot exist.
         """
-        return self._terms(key, self._standing(key, options))
+        self._name(key)
+        options = in_turn(options)
+        self._options.of_call(options)  # What cannot work is refused here, not in the loop.
+        return self._terms(key, options)
 
     async def _terms(self, key: str, options: HoldOptions) -> AsyncGenerator[AsyncTerm, None]:
         while elected := await self._elect(key, options):
@@ -330,7 +341,8 @@ class AsyncLocks(BaseLocks):
             InvalidKey: The key cannot exist.
             EngineUnavailable: The engine did not answer.
         """
-        return await self._leader(key)
+        info = await self.inspect(key)
+        return info.holder if info else None
 
     @overload
     def cached(
@@ -372,14 +384,11 @@ class AsyncLocks(BaseLocks):
             EngineUnavailable: The engine did not answer.
             ConfigurationError: The cache cannot store the value.
         """
-        keeping = Keeping(options, suspends=True)
-        turns = Turns(self._take, self._give_back, of_hold(options))
-        self._options.of_call(turns.options)
-
+        keeping = Keeping(self, options)
         if compute is not None:
             refuse_coroutine(compute)
-            return value_of(key, compute, keeping, turns)  # asyncio only
-            # blocking: return drive(value_of(key, compute, keeping, turns))
+            return keeping.value_of(key, compute)  # asyncio only
+            # blocking: return drive(keeping.value_of(key, compute))
         keeping.check_class()
         template = KeyTemplate.parse(key)
 
@@ -392,7 +401,7 @@ class AsyncLocks(BaseLocks):
             @functools.wraps(function)
             async def cached(*args: P.args, **kwargs: P.kwargs) -> R:
                 compute = functools.partial(function, *args, **kwargs)
-                return await value_of(key_of(args, kwargs), compute, keeping, turns)
+                return await keeping.value_of(key_of(args, kwargs), compute)
 
             return cached
 
@@ -407,7 +416,8 @@ class AsyncLocks(BaseLocks):
             InvalidKey: The key cannot exist.
             EngineUnavailable: The engine did not answer.
         """
-        return await self._inspect(key)
+        name = self._name(key)
+        return info_of(name, await self._ask("inspect", name, self._locker.store.look(name)))
 
     async def list(self, prefix: str = "", *, limit: int = 1000) -> KeyInfos:
         """Return the keys that have a holder or waiters, in alphabetical order.
@@ -422,7 +432,10 @@ class AsyncLocks(BaseLocks):
             InvalidKey: No key can begin with the prefix.
             EngineUnavailable: The engine did not answer.
         """
-        return await self._list(prefix, limit)
+        self._ensure_open()
+        start = self._options.prefix + (prefix and check_key(prefix))
+        listed = self._listed(start, count("limit", limit))
+        return await self._ask("list", self._options.prefix, listed)
 
     async def ask_release(self, key: str) -> bool:
         """Ask the holders of a key to release it, and return whether there is one.
@@ -439,7 +452,9 @@ class AsyncLocks(BaseLocks):
             InvalidKey: The key cannot exist.
             EngineUnavailable: The engine did not answer. Asking again is harmless.
         """
-        return await self._ask_release(key)
+        name = self._name(key)
+        reply = await self._ask("ask_release", name, self._locker.store.ask_release(name))
+        return isinstance(reply.answer, Asked)
 
     async def force_release(self, key: str, *, by: str | None = None) -> bool:
         """Take the lease of a key away from its holder, and return whether there was one.
@@ -469,7 +484,11 @@ class AsyncLocks(BaseLocks):
         Raises:
             EngineUnavailable: The engine did not answer.
         """
-        return await self._ping()
+        self._ensure_open()
+        now, prefix = self._locker.runtime.now, self._options.prefix
+        began = now()
+        await self._ask("ping", prefix, self._locker.store.look(f"{prefix}ping"))
+        return now() - began
 
     async def close(self) -> None:
         """Close these locks, and the engine in this process unless other locks still use it.

@@ -13,8 +13,9 @@ import json
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Generic, NamedTuple, Protocol, Required, TypeVar, cast
+from typing import Any, Final, NamedTuple, Protocol, Required, TypeVar, cast
 
+from ._api import BaseLease, BaseLocks
 from ._options import SHORTEST_EXPIRY, Duration, HoldOptions, alone, seconds
 from .errors import ConfigurationError, EngineRecovering, LeaseLost, LockTimeout
 from .keys import check_key, signature_of
@@ -62,12 +63,17 @@ class Entry(NamedTuple):
 
 
 class Keeping:
-    """Stores values in a cache, which may block or be awaitable."""
+    """Stores values in a cache, which may block or be awaitable, under the locks of their keys."""
 
-    def __init__(self, options: CacheOptions, *, suspends: bool) -> None:
+    def __init__(self, locks: BaseLocks, options: CacheOptions) -> None:
         if missing := {"expiry", "cache"} - options.keys():
             raise TypeError(f"cached() needs {' and '.join(sorted(missing))}")
-        self.suspends = suspends
+        # Of several callers, one computes a value.
+        of_hold = {name: each for name, each in options.items() if name not in _ABOUT_THE_CACHE}
+        self._hold = alone(cast("HoldOptions", of_hold))
+        locks._options.of_call(self._hold)
+        self._locks = locks
+        self._suspends = locks._runtime.suspends
         self._cache = options["cache"]
         self._expiry = seconds("expiry", options["expiry"], least=SHORTEST_EXPIRY)
         self._stale = seconds("stale", options.get("stale", 0))
@@ -80,14 +86,40 @@ class Keeping:
 
         It is enough for a decorator, which may run before a lazy cache can be opened.
         """
-        if put := _method_of(type(self._cache), "set", suspends=self.suspends):
+        if put := _method_of(type(self._cache), "set", suspends=self._suspends):
             _word_for_expiry(self._cache, put)
 
-    def check(self) -> None:
-        """Raise ``ConfigurationError`` if the cache cannot store a value until its expiry."""
-        _word_for_expiry(self._cache, self._method("set"))
+    async def value_of(self, key: str, compute: Callable[[], R] | Callable[[], Awaitable[R]]) -> R:
+        """Return the cached value; if there is none that may be served, one caller computes it."""
+        key = check_key(key)
+        entry = await self._look(key)
+        if entry and time.time() < entry.fresh_until:
+            return cast("R", entry.value)
+        _word_for_expiry(self._cache, self._method("set"))  # Before anything is computed.
+        if entry and time.time() < entry.fresh_until + self._stale:
+            try:
+                turn = await self._locks._acquire((key,), {**self._hold, "wait": 0})
+            except (LockTimeout, EngineRecovering):
+                return cast("R", entry.value)  # Another caller computes it, or may.
+        else:
+            turn = await self._locks._acquire((key,), self._hold)
+        locker, holdings = turn
+        try:
+            entry = await self._look(key)  # Again: another caller may have computed it before.
+            if entry and time.time() < entry.fresh_until:
+                return cast("R", entry.value)
+            computing: Any = compute()
+            value: R = await computing if self._suspends else computing
+            try:
+                BaseLease(locker, holdings).check()
+            except LeaseLost:
+                return value  # It is correct, but another caller may have stored a later one.
+            return await self._keep(key, value)
+        finally:
+            with contextlib.suppress(LeaseLost):
+                await locker.release(holdings)
 
-    async def look(self, key: str) -> Entry | None:
+    async def _look(self, key: str) -> Entry | None:
         """Return the entry of a key; ``None`` if there is none, or it is not ours."""
         found = await self._answer(self._method("get")(key))
         if self._codec and found is not None:
@@ -99,7 +131,7 @@ class Keeping:
             return Entry(found[_VALUE], found[_FRESH_UNTIL])
         return None
 
-    async def keep(self, key: str, value: R) -> R:
+    async def _keep(self, key: str, value: R) -> R:
         """Store a value, and return it as every other caller will get it."""
         entry: Any = {_VALUE: value, _FRESH_UNTIL: time.time() + self._expiry}
         if self._codec:
@@ -120,89 +152,26 @@ class Keeping:
         await self._answer(put(key, entry, **expiry))
         return value
 
-    def serves(self, entry: Entry) -> bool:
-        """Return whether an entry may be served while the next one is computed."""
-        return time.time() < entry.fresh_until + self._stale
-
     def _method(self, name: str) -> Callable[..., Any]:
         """Return a method of the cache. Raises ``ConfigurationError`` if it has none."""
-        if method := _method_of(self._cache, name, suspends=self.suspends):
+        if method := _method_of(self._cache, name, suspends=self._suspends):
             return method
         raise ConfigurationError(f"cache={self._cache!r:.200} has no method {name!r}")
 
     async def _answer(self, answer: Any) -> Any:
         if inspect.isawaitable(answer):
-            if self.suspends:
+            if self._suspends:
                 return await answer
             if inspect.iscoroutine(answer):
                 answer.close()
             raise ConfigurationError(
                 f"cache={self._cache!r:.200} is asynchronous: give it to AsyncLocks, or another one"
             )
-        if self.suspends and _drivers(self._cache) & _WITH_TWO_CLIENTS:
+        if self._suspends and _drivers(self._cache) & _WITH_TWO_CLIENTS:
             raise ConfigurationError(
                 f"cache={self._cache!r:.200} blocks the event loop: give a client of redis.asyncio"
             )
         return answer
-
-
-class Turn(Protocol):
-    """The lease of the caller that computes."""
-
-    def check(self) -> None:
-        """Raise ``LeaseLost`` if the lease has ended."""
-
-
-T = TypeVar("T", bound=Turn)
-
-
-class Turns(NamedTuple, Generic[T]):
-    """Acquires and releases the turn to compute."""
-
-    take: Callable[[str, HoldOptions], Awaitable[T]]
-    give_back: Callable[[T], Awaitable[None]]
-    options: HoldOptions
-
-
-async def value_of(
-    key: str,
-    compute: Callable[[], R] | Callable[[], Awaitable[R]],
-    keeping: Keeping,
-    turns: Turns[T],
-) -> R:
-    """Return the cached value; if there is none that may be served, one caller computes it."""
-    key = check_key(key)
-    entry = await keeping.look(key)
-    if entry and _is_fresh(entry):
-        return cast("R", entry.value)
-    keeping.check()
-    if entry and keeping.serves(entry):
-        try:
-            turn = await turns.take(key, {**turns.options, "wait": 0})
-        except (LockTimeout, EngineRecovering):
-            return cast("R", entry.value)  # Another caller computes it, or may.
-    else:
-        turn = await turns.take(key, turns.options)
-    try:
-        entry = await keeping.look(key)  # Again: another caller may have computed it before.
-        if entry and _is_fresh(entry):
-            return cast("R", entry.value)
-        computing: Any = compute()
-        value: R = await computing if keeping.suspends else computing
-        try:
-            turn.check()
-        except LeaseLost:
-            return value  # It is correct, but another caller may have stored a later one.
-        return await keeping.keep(key, value)
-    finally:
-        with contextlib.suppress(LeaseLost):
-            await turns.give_back(turn)
-
-
-def of_hold(options: CacheOptions) -> HoldOptions:
-    """Return the options that are not about the cache: of several callers, one computes a value."""
-    rest = {name: each for name, each in options.items() if name not in _ABOUT_THE_CACHE}
-    return alone(cast("HoldOptions", rest))
 
 
 _ABOUT_THE_CACHE: Final = {"expiry", "cache", "stale", "codec"}
@@ -251,10 +220,6 @@ def _word_for_expiry(cache: object, put: Callable[..., Any]) -> str | None:
         f" {takes}: give an object with get(key) and set(key, value, timeout), which"
         " passes the seconds on"
     )
-
-
-def _is_fresh(entry: Entry) -> bool:
-    return time.time() < entry.fresh_until
 
 
 def _drivers(cache: object) -> set[str]:

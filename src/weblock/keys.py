@@ -27,7 +27,6 @@ from .errors import ConfigurationError, InvalidKey
 MAX_LENGTH: Final = 512
 
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")
-_NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _NAME = re.compile(
     r"([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)?|0|[1-9][0-9]?)(?::([a-z]+))?"
@@ -113,12 +112,23 @@ def _(value: int) -> str:
 
 @canonical.register
 def _(value: float) -> str:
-    return _number(Decimal(float.__repr__(value)))
+    return canonical(Decimal(float.__repr__(value)))
 
 
 @canonical.register
 def _(value: Decimal) -> str:
-    return _number(value)
+    if not value.is_finite():
+        return str(value)
+    sign, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    # Not normalize(), which rounds to the precision of the context: different values would meet.
+    significant = len(digits)
+    while significant and digits[significant - 1] == 0:
+        significant -= 1
+    if not significant:
+        return "0"
+    exact = Decimal((sign, digits[:significant], exponent + len(digits) - significant))
+    return f"{exact:f}" if abs(exact.adjusted()) < PLAIN else str(exact)
 
 
 @canonical.register
@@ -145,21 +155,6 @@ def _(value: dt.datetime) -> str:
         return value.astimezone(dt.UTC).isoformat()
     except OverflowError:  # In UTC, the year would be 0 or 10000.
         return f"{value.replace(tzinfo=dt.UTC) - _FIRST - offset} UTC"
-
-
-def _number(value: Decimal) -> str:
-    if not value.is_finite():
-        return str(value)
-    sign, digits, exponent = value.as_tuple()
-    assert isinstance(exponent, int)
-    # Not normalize(), which rounds to the precision of the context: different values would meet.
-    significant = len(digits)
-    while significant and digits[significant - 1] == 0:
-        significant -= 1
-    if not significant:
-        return "0"
-    exact = Decimal((sign, digits[:significant], exponent + len(digits) - significant))
-    return f"{exact:f}" if abs(exact.adjusted()) < PLAIN else str(exact)
 
 
 CONVERTERS: Final[Mapping[str, Callable[[str], object]]] = MappingProxyType(
@@ -244,20 +239,6 @@ def check_key(key: str) -> CheckedKey:
             " strip or encode it first"
         )
     return CheckedKey(str.__str__(key))
-
-
-def check_prefix(prefix: str) -> str:
-    """Return ``prefix`` if keys may begin with it, or if it is empty. Raises ``InvalidKey``."""
-    return prefix if prefix == "" else check_key(prefix)
-
-
-def check_namespace(namespace: object) -> str:
-    """Return ``namespace`` if it is valid: letters, digits, ``.``, ``_``, ``-``."""
-    if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
-        raise ConfigurationError(
-            f"namespace {namespace!r:.80} must be 1 to 64 letters, digits, '.', '_' or '-'"
-        )
-    return str.__str__(namespace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,9 +447,6 @@ def in_order(keys: Sequence[str]) -> tuple[CheckedKey, ...]:
 
     Raises ``InvalidKey``.
     """
-    if len(keys) == 1:
-        (key,) = keys
-        return (key if isinstance(key, CheckedKey) else check_key(key),)
     return tuple(sorted({check_key(key) for key in keys}))
 
 
@@ -480,8 +458,3 @@ def qualified(namespace: str, key: str) -> str:
 def unqualified(key: str) -> str:
     """Return the key as its user knows it, without the namespace."""
     return key.partition(":")[2]
-
-
-def template_of(key: str) -> str | None:
-    """Return the template of a key; ``None`` for a plain string."""
-    return key.template if isinstance(key, Key) else None

@@ -11,12 +11,14 @@ from typing import Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, over
 
 from ._adapting import AtLeast
 from ._api import BaseLease, BaseLocks, HoldBlock, leaving
+from ._core.table import Asked
 from ._options import (
+    SHORTEST_EXPIRY,
     Duration,
     HoldOptions,
     OnBusy,
+    count,
     in_turn,
-    kept_for,
     refuse_async,
     refuse_async_function,
     refuse_what_cannot_be_called,
@@ -28,10 +30,10 @@ from ._platform.forks import enter_child, getpid, process
 from ._platform.threads import phases, runs_here
 from ._runtime.observing import in_background
 from ._runtime.runtimes import BlockingRuntime, drive
-from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
+from .caching import CacheOptions, Keeping
 from .errors import LeaseLost, LockTimeout
-from .inspection import KeyInfo, KeyInfos
-from .keys import KeyTemplate
+from .inspection import KeyInfo, KeyInfos, info_of
+from .keys import KeyTemplate, check_key
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -253,14 +255,19 @@ class Locks(BaseLocks):
             LeaseLost: The lease ended before the step did.
         """
         refuse_async(step)
-        keep = kept_for(expiry)
+        keep = None if expiry is None else seconds("expiry", expiry, least=SHORTEST_EXPIRY)
         if drive(self._is_done(key)):
             return False
         with self.hold(key, **in_turn(options)) as lease:
             if drive(self._is_done(key)):
                 return False
             step(*args)
-            drive(self._record_done(lease, keep))
+            name, locker = self._name(key), self._locker
+            for holding in lease._leased:  # noqa: SLF001 - of one module
+                # The engine says whether it is ours still.
+                extending = functools.partial(locker.extend, holding, 0)
+                drive(self._ask("once", name, locker.insist(extending)))
+            drive(self._ask("once", name, locker.insist(lambda: locker.store.mark(name, keep))))
             return True
 
     def forget(self, key: str) -> None:
@@ -271,7 +278,8 @@ class Locks(BaseLocks):
         Raises:
             EngineUnavailable: The engine did not answer.
         """
-        drive(self._forget(key))
+        name, locker = self._name(key), self._locker
+        drive(self._ask("forget", name, locker.insist(lambda: locker.store.mark(name, 0))))
 
     def lead(self, key: str, **options: Unpack[HoldOptions]) -> Generator[Term, None, None]:
         """Yield a term whenever this caller leads. Of all candidates, one leads at a time.
@@ -294,7 +302,10 @@ class Locks(BaseLocks):
             LockTimeout: Others led for longer than ``wait``, or ``max_waiters`` were waiting.
             InvalidKey: The key cannot exist.
         """
-        return self._terms(key, self._standing(key, options))
+        self._name(key)
+        options = in_turn(options)
+        self._options.of_call(options)  # What cannot work is refused here, not in the loop.
+        return self._terms(key, options)
 
     def _terms(self, key: str, options: HoldOptions) -> Generator[Term, None, None]:
         while elected := drive(self._elect(key, options)):
@@ -313,7 +324,8 @@ class Locks(BaseLocks):
             InvalidKey: The key cannot exist.
             EngineUnavailable: The engine did not answer.
         """
-        return drive(self._leader(key))
+        info = self.inspect(key)
+        return info.holder if info else None
 
     @overload
     def cached(self, key: str, compute: Callable[[], R], **options: Unpack[CacheOptions]) -> R: ...
@@ -347,13 +359,10 @@ class Locks(BaseLocks):
             EngineUnavailable: The engine did not answer.
             ConfigurationError: The cache cannot store the value.
         """
-        keeping = Keeping(options, suspends=False)
-        turns = Turns(self._take, self._give_back, of_hold(options))
-        self._options.of_call(turns.options)
-
+        keeping = Keeping(self, options)
         if compute is not None:
             refuse_async(compute)
-            return drive(value_of(key, compute, keeping, turns))
+            return drive(keeping.value_of(key, compute))
         keeping.check_class()
         template = KeyTemplate.parse(key)
 
@@ -364,7 +373,7 @@ class Locks(BaseLocks):
             @functools.wraps(function)
             def cached(*args: P.args, **kwargs: P.kwargs) -> R:
                 compute = functools.partial(function, *args, **kwargs)
-                return drive(value_of(key_of(args, kwargs), compute, keeping, turns))
+                return drive(keeping.value_of(key_of(args, kwargs), compute))
 
             return cached
 
@@ -379,7 +388,8 @@ class Locks(BaseLocks):
             InvalidKey: The key cannot exist.
             EngineUnavailable: The engine did not answer.
         """
-        return drive(self._inspect(key))
+        name = self._name(key)
+        return info_of(name, drive(self._ask("inspect", name, self._locker.store.look(name))))
 
     def list(self, prefix: str = "", *, limit: int = 1000) -> KeyInfos:
         """Return the keys that have a holder or waiters, in alphabetical order.
@@ -394,7 +404,10 @@ class Locks(BaseLocks):
             InvalidKey: No key can begin with the prefix.
             EngineUnavailable: The engine did not answer.
         """
-        return drive(self._list(prefix, limit))
+        self._ensure_open()
+        start = self._options.prefix + (prefix and check_key(prefix))
+        listed = self._listed(start, count("limit", limit))
+        return drive(self._ask("list", self._options.prefix, listed))
 
     def ask_release(self, key: str) -> bool:
         """Ask the holders of a key to release it, and return whether there is one.
@@ -411,7 +424,9 @@ class Locks(BaseLocks):
             InvalidKey: The key cannot exist.
             EngineUnavailable: The engine did not answer. Asking again is harmless.
         """
-        return drive(self._ask_release(key))
+        name = self._name(key)
+        reply = drive(self._ask("ask_release", name, self._locker.store.ask_release(name)))
+        return isinstance(reply.answer, Asked)
 
     def force_release(self, key: str, *, by: str | None = None) -> bool:
         """Take the lease of a key away from its holder, and return whether there was one.
@@ -441,7 +456,11 @@ class Locks(BaseLocks):
         Raises:
             EngineUnavailable: The engine did not answer.
         """
-        return drive(self._ping())
+        self._ensure_open()
+        now, prefix = self._locker.runtime.now, self._options.prefix
+        began = now()
+        drive(self._ask("ping", prefix, self._locker.store.look(f"{prefix}ping")))
+        return now() - began
 
     def close(self) -> None:
         """Close these locks, and the engine in this process unless other locks still use it.

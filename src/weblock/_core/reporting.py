@@ -24,7 +24,7 @@ from ..events import (
     Unavailable,
     Waiting,
 )
-from ..keys import template_of
+from ..keys import Key
 from . import table
 
 OUTAGE: Final = 5.0
@@ -73,7 +73,7 @@ class Observers:
             "engine": self.engine,
             "namespace": namespace,
             "key": key,
-            "template": template_of(name),
+            "template": name.template if isinstance(name, Key) else None,
             "label": label,
         }
 

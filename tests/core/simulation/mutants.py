@@ -391,8 +391,8 @@ MUTANTS: Final = (
     Mutant(
         "one that gave up is still kept alive",
         Acquisition,
-        "run",
-        "keeper.drop(self._place)",
+        "_give_up",
+        "locker.keeper.drop(self._place)",
         "pass",
         ("P6", "P9"),
         seed=2,
