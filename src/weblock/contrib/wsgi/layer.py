@@ -21,8 +21,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from ..._options import Duration, LocksOptions
 from ..._platform.logs import logger
-from ..._runtime.runtimes import drive
-from ..._runtime.runtimes import part_of
+from ..._runtime.runtimes import drive, part_of
 from ...errors import LeaseLost, LockTimeout, StrangePath
 from ...sync import Locks
 from ..kit import (

@@ -27,8 +27,7 @@ from wsgiref.types import WSGIEnvironment
 
 from ..._options import HoldOptions
 from ..._platform.forks import enter_child, getpid, process, reset_after_fork
-from ..._platform.threads import patched_by
-from ..._platform.threads import BackgroundThread
+from ..._platform.threads import BackgroundThread, patched_by
 from ..._runtime.runtimes import drive
 from ...errors import BodyTimeout, ConfigurationError
 from ...keys import CheckedKey, in_order
