@@ -30,11 +30,6 @@ class _Registry:
         """Opens the engine that a URL names."""
         self.in_use: dict[Engine, _InUse] = {}
 
-    def forget(self, engine: Engine) -> None:
-        for url, each in list(self.by_url.items()):
-            if each is engine:
-                self.by_url.pop(url, None)
-
 
 _registry: Final = _Registry()
 
@@ -80,8 +75,9 @@ class _InUse:
         An interrupt may end this at any line: what is left here then is used again.
         """
         if _registry.in_use.get(self.engine) is self:
-            if url_too:
-                _registry.forget(self.engine)
+            for url, each in list(_registry.by_url.items()) if url_too else ():
+                if each is self.engine:
+                    _registry.by_url.pop(url, None)
             _registry.in_use.pop(self.engine, None)
 
     def close(self) -> None:
@@ -184,19 +180,13 @@ def engine_for(url: str | Sequence[str]) -> Engine:
     urls.refuse_what_is_no_url(url)
     name = "\n".join(map(str, url)) if isinstance(url, list | tuple) else str(url)
     with _registry.guard.lock:
-        engine = _registry.by_url.get(name)
-        if engine is None:
-            engine = _registry.by_url[name] = _open(url)
-        return engine
-
-
-def _open(url: str | Sequence[str]) -> Engine:
-    refuse_subinterpreter()  # Before a driver fails to be imported there.
-    # A process with two engines in one directory could not see that it waits for itself.
-    for each in list(_registry.by_url.values()):
-        if isinstance(url, str) and each.serves(url):
-            return each
-    return _registry.open(url)
+        by_url = _registry.by_url
+        if name not in by_url:
+            refuse_subinterpreter()  # Before a driver fails to be imported there.
+            # A process with two engines in one directory could not see that it waits for itself.
+            same = [each for each in by_url.values() if isinstance(url, str) and each.serves(url)]
+            by_url[name] = same[0] if same else _registry.open(url)
+        return by_url[name]
 
 
 opened_by_url: Final[weakref.WeakSet[Any]] = weakref.WeakSet()

@@ -433,7 +433,7 @@ class AsyncLocks(BaseLocks):
             EngineUnavailable: The engine did not answer.
         """
         self._ensure_open()
-        start = self._options.prefix + (prefix and check_key(prefix))
+        start = self._options.prefix + ("" if prefix == "" else check_key(prefix))
         listed = self._listed(start, count("limit", limit))
         return await self._ask("list", self._options.prefix, listed)
 

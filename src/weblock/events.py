@@ -47,6 +47,16 @@ class KeyEvent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BusyEvent(KeyEvent):
+    """Something that happens because another caller holds the key."""
+
+    holder: str | None
+    """The holder's label, where the engine tells it; of several holders, that of the first."""
+    others: int = 0
+    """How many hold the key besides (``limit=``, ``shared=``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseEvent(KeyEvent):
     """Something that happens to one lease, which its engine, key and fence identify."""
 
@@ -54,7 +64,7 @@ class LeaseEvent(KeyEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting(KeyEvent):
+class Waiting(BusyEvent):
     """A caller has found the key held, and has joined its queue.
 
     It leaves the queue with exactly one of ``Acquired``, ``TimedOut``, ``GaveUp`` or ``Unavailable``.
@@ -62,10 +72,6 @@ class Waiting(KeyEvent):
 
     place: int
     """How many callers wait in front of it; the holder is not among them."""
-    holder: str | None
-    """The holder's label, where the engine tells it; of several holders, that of the first."""
-    others: int = 0
-    """How many hold the key besides (``limit=``, ``shared=``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +146,7 @@ class TakenOver(LeaseEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimedOut(KeyEvent):
+class TimedOut(BusyEvent):
     """A caller did not get the key within the time that it was ready to wait: ``LockTimeout``."""
 
     wait: float
@@ -149,21 +155,13 @@ class TimedOut(KeyEvent):
     """Seconds since it was asked for."""
     place: int | None
     """How many callers waited in front of it, if it was in the queue."""
-    holder: str | None
-    """The holder's label, where the engine tells it; of several holders, that of the first."""
-    others: int = 0
-    """How many hold the key besides (``limit=``, ``shared=``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused(KeyEvent):
+class Refused(BusyEvent):
     """A caller was refused at once, since ``max_waiters`` callers were waiting: ``LockTimeout``."""
 
     waiters: int
-    holder: str | None
-    """The holder's label, where the engine tells it; of several holders, that of the first."""
-    others: int = 0
-    """How many hold the key besides (``limit=``, ``shared=``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -405,7 +405,7 @@ class Locks(BaseLocks):
             EngineUnavailable: The engine did not answer.
         """
         self._ensure_open()
-        start = self._options.prefix + (prefix and check_key(prefix))
+        start = self._options.prefix + ("" if prefix == "" else check_key(prefix))
         listed = self._listed(start, count("limit", limit))
         return drive(self._ask("list", self._options.prefix, listed))
 

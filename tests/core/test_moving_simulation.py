@@ -28,17 +28,17 @@ MUTANTS = (
     Mutant(
         "a token is bound to its secret, and not to its fence",
         moving,
-        "_owner",
-        "{text}",
-        "{json.loads(urlsafe_b64decode(text + '==='))[0]}",
+        "leases_in",
+        "{number} {text}",
+        "{number} {json.loads(urlsafe_b64decode(text + '==='))[0]}",
         ("M7",),
     ),
     Mutant(
         "the owner of a lease is not bound to the other leases of its token",
         moving,
-        "_owner",
+        "leases_in",
         "{number} {text}",
-        "{(facts := json.loads(urlsafe_b64decode(text + '===')))[0]} {facts[number + 1]}",
+        "{json.loads(urlsafe_b64decode(text + '==='))[0]} {key} {fence} {limit}",
         ("M5",),
     ),
     Mutant(

@@ -231,14 +231,18 @@ class Locker:
             if len(got) > 1:  # The first may have been lost while we waited for the last.
                 for holding in got:
                     holding.check(self.runtime.now())
-        except Exception:
-            with suppress(LeaseLost):  # Why not all were acquired says more.
-                await self.release(got)
-            raise
-        except BaseException:
-            self.release_later(got)
+        except BaseException as failure:
+            await self.undo(got, failure)
             raise
         return got
+
+    async def undo(self, got: Sequence[Holding], failure: BaseException) -> None:
+        """Release what a caller got that did not get all; in the background if it was cancelled."""
+        if isinstance(failure, Exception):
+            with suppress(LeaseLost):  # Why not all were acquired says more.
+                await self.release(got)
+        else:
+            self.release_later(got)
 
     async def attempt(
         self, keys: Sequence[str], terms: Terms, attempts: Attempts, caller: Caller | None = None
@@ -557,7 +561,21 @@ class Acquisition:
                     locker.keeper.release_later(self.key, self.owner, ttl, self._void())
             locker.keeper.watches.pop(self.owner, None)
         finally:
-            self._report(failure)
+            # A caller that asks again tells nothing yet. One with ``AlreadyHeld`` has not waited: its
+            # code has to be mended.
+            told_later = isinstance(failure, LockTimeout | EngineRecovering) and self._is_repeated
+            if not told_later and not isinstance(failure, AlreadyHeld):
+                place = self._place
+                answer = self._busy or (place and place.waiting)
+                locker.health.not_acquired(
+                    failure,
+                    self.key,
+                    self._claim.label,
+                    since=self._since,
+                    place=place.waiting.position if place else None,
+                    others=answer.others if answer else 0,
+                    closed=locker.over,
+                )
 
     async def _endure(self, failure: EngineUnavailable, sent: float) -> bool:
         """Pause after a request of ``sent`` that has failed. Return whether there was time for that."""
@@ -734,21 +752,4 @@ class Acquisition:
             waiters=waiters,
             place=place.waiting.position if place else None,
             holder=answer.holder or None,
-        )
-
-    def _report(self, failure: BaseException) -> None:
-        # A caller with ``AlreadyHeld`` has not waited: its code has to be mended.
-        told_later = isinstance(failure, LockTimeout | EngineRecovering) and self._is_repeated
-        if told_later or isinstance(failure, AlreadyHeld):
-            return
-        place = self._place
-        answer = self._busy or (place and place.waiting)
-        self._locker.health.not_acquired(
-            failure,
-            self.key,
-            self._claim.label,
-            since=self._since,
-            place=place.waiting.position if place else None,
-            others=answer.others if answer else 0,
-            closed=self._locker.over,
         )

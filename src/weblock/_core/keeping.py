@@ -33,6 +33,7 @@ So none is missed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from weakref import ref
 
@@ -181,15 +182,15 @@ Kept = Holding | Waiter
 """What lives by heartbeats."""
 
 
+@dataclass(slots=True)
 class PendingRelease:
     """Something to give back to the engine, tried until it answers or forgets by itself."""
 
-    def __init__(self, key: str, owner: str, void: float, *, due: float, until: float) -> None:
-        self.key = key
-        self.owner = owner
-        self.void = void
-        self.due = due
-        self.until = until
+    key: str
+    owner: str
+    void: float
+    due: float
+    until: float
 
 
 class OrphanWatch(ref[Holdings[Holding]]):

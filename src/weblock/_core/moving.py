@@ -113,8 +113,8 @@ async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | No
             locker.keeper.drop_holding(holding)
             holding.status, holding.reason = Status.RELEASED, "handed_over"
         for holding, lease in zip(holdings, given, strict=True):
-            length, limit = holding.terms.ttl if ttl is None else ttl, holding.terms.limit
-            claim = Claim(lease.owner, "", length, holding.label, limit)
+            length = holding.terms.ttl if ttl is None else ttl
+            claim = Claim(lease.owner, "", length, holding.label, lease.limit)
             try:
                 await _transfer(locker, holding.key, holding.owner, claim, holding.fence)
             except LeaseLost:
@@ -143,16 +143,10 @@ async def take_over(locker: Locker, leases: Sequence[OnItsWay], terms: Terms) ->
             got.append(await _take(locker, lease, terms, got))
         for holding in got:  # The first may have been lost while the last was asked for.
             holding.check(locker.runtime.now())
-    except Exception as error:
-        if got or (isinstance(error, LeaseLost) and await _has_ended(locker, leases[0])):
+    except BaseException as failure:
+        if got or (isinstance(failure, LeaseLost) and await _has_ended(locker, leases[0])):
             release_given(locker, leases[len(got) :])
-        with suppress(LeaseLost):  # Why not all were taken over says more.
-            await locker.release(got)
-        raise
-    except BaseException:
-        if got:
-            release_given(locker, leases[len(got) :])
-        locker.release_later(got)
+        await locker.undo(got, failure)
         raise
     return got
 

@@ -228,25 +228,23 @@ class BackgroundThread:
             if taken == [False]:
                 return False
             self._thread = threading.current_thread()
-            self._until_done()
+            while True:
+                try:
+                    self._work()
+                except BaseException:
+                    if times := self._failures.count():
+                        logger.critical(
+                            "the thread %s failed and is restarted (failure %d in a row) [weblock.thread_failed]",
+                            self._name,
+                            times,
+                            exc_info=True,
+                        )
+                    time.sleep(AGAIN_AFTER)
+                else:
+                    return True
         finally:
             if taken == [True]:
                 turn.release()
-        return True
-
-    def _until_done(self) -> None:
-        while True:
-            try:
-                return self._work()
-            except BaseException:
-                if times := self._failures.count():
-                    logger.critical(
-                        "the thread %s failed and is restarted (failure %d in a row) [weblock.thread_failed]",
-                        self._name,
-                        times,
-                        exc_info=True,
-                    )
-                time.sleep(AGAIN_AFTER)
 
 
 def in_thread(executor: Executor | None, work: Callable[[], R]) -> asyncio.Future[R]:

@@ -34,6 +34,7 @@ from ..events import (
     Acquired,
     AtRisk,
     Available,
+    BusyEvent,
     Event,
     FailedOpen,
     Forced,
@@ -210,7 +211,7 @@ def _log(event: Event, line: _Line, left_out: int = 0) -> None:
         words["cause"] = printable(words["cause"])[: 2 * LENGTH]
     if isinstance(event, Lost):
         words["why"] = LOSSES.get(event.reason, event.reason)
-    if isinstance(event, Waiting | TimedOut | Refused | Forced):
+    if isinstance(event, BusyEvent | Forced):
         words["and_others"] = and_others(event.others)
         words["held_by"] = f", held by {words['holder']}{words['and_others']}" * bool(event.holder)
     if isinstance(event, TimedOut):
@@ -274,7 +275,11 @@ class _Floods:
             flood = self._floods.get(sort)
             if flood is None or (now >= flood.until and not flood.more):
                 if len(self._floods) > 1000:
-                    self._forget(now)
+                    self._floods = {
+                        each: flood
+                        for each, flood in list(self._floods.items())
+                        if now < flood.until or flood.more
+                    }
                 self._floods[sort] = _Flood(now + line.window)
                 return True
             if flood.lines < line.most:
@@ -304,11 +309,6 @@ class _Floods:
                         flood.lines, flood.until = int(line.most), now + line.window
             for each in ended:
                 _log(*each)
-
-    def _forget(self, now: float) -> None:
-        for sort, flood in list(self._floods.items()):
-            if now >= flood.until and not flood.more:
-                del self._floods[sort]
 
 
 _floods = _Floods()

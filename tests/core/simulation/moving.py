@@ -16,7 +16,7 @@ from typing import Any, Final
 from tests.support.tokens import facts_of, sealed
 from weblock._core import moving
 from weblock._core.holding import Holding, Status, Terms
-from weblock._core.moving import OnItsWay, leases_in
+from weblock._core.moving import OnItsWay
 from weblock.errors import WeblockError
 
 from .client import Client
@@ -197,7 +197,7 @@ class MovingSchedule:
             self._later(delay, self._job, token, hops, deliveries)
 
     async def _job(self, client: Client, token: str, hops: int, deliveries: int) -> None:
-        leases = leases_in(token)
+        leases = moving.leases_in(token)
         try:
             hands = await moving.take_over(client.locker, leases, self._terms_of_one())
         except WeblockError as error:
@@ -215,7 +215,7 @@ class MovingSchedule:
         wrong = self._random.choice([(key, fence + 1, limit), (key, fence, limit + 1)])
         forged = sealed(json.dumps([secret, wrong, *others]))
         try:
-            await moving.take_over(client.locker, leases_in(forged), self._terms_of_one())
+            await moving.take_over(client.locker, moving.leases_in(forged), self._terms_of_one())
         except WeblockError:
             self.counts["forgery rejected"] += 1
         else:

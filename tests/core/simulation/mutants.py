@@ -382,7 +382,7 @@ MUTANTS: Final = (
     Mutant(
         "one that failed to get all keys keeps the first",
         Locker,
-        "acquire",
+        "undo",
         "await self.release(got)",
         "pass",
         ("P6", "P9"),

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from weblock._core import moving
 from weblock._core.holding import Terms
-from weblock._core.moving import leases_in
 from weblock.errors import WeblockError
 
 from .moving import Deaf
@@ -93,7 +92,7 @@ class TakersSchedule:
 
     async def _take(self, client: QuorumClient, token: str) -> None:
         try:
-            await moving.take_over(client.locker, leases_in(token), self._terms)
+            await moving.take_over(client.locker, moving.leases_in(token), self._terms)
         except WeblockError:
             return
         self._takers += 1
