@@ -20,7 +20,7 @@ from ._platform.forks import reset_after_fork
 from ._runtime.observing import Observer, as_observers
 from .errors import ConfigurationError
 from .events import Event
-from .keys import check_namespace, qualified
+from .keys import qualified
 from .stores.transport.settings import unknown
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ import redis
 from redis import exceptions
 
 from ..._platform.logs import Repeats, logger
-from ..._platform.threads import background_thread
-from ..transport.failures import Backoff, Unfit
 from ..._platform.threads import background_thread, running_loop
+from ..transport.failures import Backoff, Unfit
 from .settings import Address
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from redis import exceptions
 from ..._core.ports import sent
 from ..._platform.forks import close_in_children
 from ..._platform.logs import logger
-from ..transport.failures import Unfit
 from ..._platform.threads import patched_by
+from ..transport.failures import Unfit
 from ..transport.listener import Listener
 from ..transport.pool import next_that_comes_back, turns
 from ..transport.sending import READABLE, in_this_thread, new_poll, taken_out
