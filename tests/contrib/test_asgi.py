@@ -76,6 +76,23 @@ class TestTheLayer:
         await exchange.served_by(RequestLayer(app, locks))
         assert infos[0].holder == f"{locks.label} WEBSOCKET {exchange.scope['path']}"
 
+    async def test_two_tasks_of_an_application_read_one_message_after_the_other(self, locks):
+        """One listens since before the lock, another since after it: the server is asked by one at a time."""
+        exchange, received = Exchange(body=None), []
+
+        async def app(scope, receive, send):
+            early = asyncio.ensure_future(receive())
+            await asyncio.sleep(0)
+            await request_locks(scope).acquire("x")
+            late = asyncio.ensure_future(receive())
+            await asyncio.sleep(0)
+            exchange.says({"type": "http.request", "body": b"1", "more_body": True})
+            exchange.says({"type": "http.request", "body": b"2"})
+            received.extend([(await early)["body"], (await late)["body"]])
+
+        await exchange.served_by(RequestLayer(app, locks))
+        assert received == [b"1", b"2"]
+
     async def test_a_websocket_that_was_rejected_is_not_closed_again(self, locks):
         """A lease that was lost is logged; the server would refuse a second end of the websocket."""
 
