@@ -308,10 +308,8 @@ class LockMiddleware(RuleMiddleware[App]):
     returned. Meanwhile the response is held back. Requests that no rule matches reach ``app``
     untouched.
 
-    A request that does not get its lock in time is answered with 409, one whose key cannot be made
-    or whose path routers may read in different ways, with 400, one whose body does not arrive in time,
-    with 408, and one whose engine is down or whose
-    lease was lost with 503, as problem details.
+    Errors are answered with problem details: 409 for a lock that is not free in time, 400 for a key or a path that
+    cannot be read, 408 for a body that does not arrive, and 503 for an engine that is down and a lost lease.
 
     Args:
         app: The application.
@@ -395,7 +393,7 @@ class LockMiddleware(RuleMiddleware[App]):
         if spec := found.rule.once:
             assert self.texts
             await of_rules.read_ahead()
-            body = await _whole(receive, spec.refuse_body)
+            body, receive = await _whole(receive, spec.refuse_body)
             digest = BodyDigest(",".join(_header(scope, "content-type")))
             digest.add(body)
             asked = spec.asked_for(
@@ -414,14 +412,17 @@ class LockMiddleware(RuleMiddleware[App]):
             if answer := await execution.begin(lease, busy):
                 await send_answer(send, answer.replayed)
                 return
-            receive, send = _again(body, receive), partial(note, execution, send)
+            send = partial(note, execution, send)
         if keys:
             await of_rules.hold(keys, found.rule.lock.options)
         await self.app(scope, receive, send)
 
 
-async def _whole(receive: Receive, refuse: Callable[[int], None]) -> bytes:
-    """Return the body of a request. Raises ``ClientGone``, and what ``refuse`` raises for its size."""
+async def _whole(receive: Receive, refuse: Callable[[int], None]) -> tuple[bytes, Receive]:
+    """Return the body of a request, and a ``receive`` that returns it again, and then what the server sends.
+
+    Raises ``ClientGone``, and what ``refuse`` raises for its size.
+    """
     body, goes_on = bytearray(), True
     while goes_on:
         message = await receive()
@@ -430,17 +431,12 @@ async def _whole(receive: Receive, refuse: Callable[[int], None]) -> bytes:
         body += message.get("body", b"")
         refuse(len(body))
         goes_on = message.get("more_body", False)
-    return bytes(body)
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Return a ``receive`` that returns a body that was read, and then what the server sends."""
-    ahead = [{"type": "http.request", "body": body, "more_body": False}]
+    ahead = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
     async def receive_again() -> Message:
         return ahead.pop() if ahead else await receive()
 
-    return receive_again
+    return bytes(body), receive_again
 
 
 async def send_answer(send: Send, answer: Answer) -> None:

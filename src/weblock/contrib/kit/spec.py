@@ -59,7 +59,15 @@ class LockSpec:
         Options().of_call(options)
         refuse_guard(guard, options)
         said = tuple(sorted(options.items()))
-        return cls(tuple(map(_parsed, keys)), said, guard, options, **more)
+        parsed: list[KeyTemplate | KeyFunction] = []
+        for key in keys:
+            if isinstance(key, KeyTemplate) or callable(key):
+                parsed.append(key)
+                continue
+            template = KeyTemplate.parse(key)
+            template.in_request()
+            parsed.append(template)
+        return cls(tuple(parsed), said, guard, options, **more)
 
     @property
     def said(self) -> dict[str, object]:
@@ -112,19 +120,11 @@ class LockSpec:
         keys = [
             repr(key.text) if isinstance(key, KeyTemplate) else name_of(key) for key in self.keys
         ]
-        return f"lock({', '.join([*keys, *(f'{name}={_shown(value)}' for name, value in said.items())])})"
-
-
-def _parsed(key: str | KeyTemplate | KeyFunction) -> KeyTemplate | KeyFunction:
-    if isinstance(key, KeyTemplate) or callable(key):
-        return key
-    template = KeyTemplate.parse(key)
-    template.in_request()
-    return template
-
-
-def _shown(value: object) -> str:
-    return name_of(value) if callable(value) else repr(value)
+        shown = (
+            f"{name}={name_of(value) if callable(value) else repr(value)}"
+            for name, value in said.items()
+        )
+        return f"lock({', '.join([*keys, *shown])})"
 
 
 def name_of(function: object) -> str:

@@ -337,10 +337,8 @@ class LockMiddleware(RuleMiddleware[WSGIApplication]):
     returned and its response is complete and closed. A response of up to 1 MiB is sent after that. Requests
     that no rule matches reach ``app`` untouched.
 
-    A request that does not get its lock in time is answered with 409, one whose key cannot be made
-    or whose path routers may read in different ways, with 400, one whose body does not arrive in time, with
-    408, and one whose engine is down or whose
-    lease was lost with 503, as problem details.
+    Errors are answered with problem details: 409 for a lock that is not free in time, 400 for a key or a path that
+    cannot be read, 408 for a body that does not arrive, and 503 for an engine that is down and a lost lease.
 
     Args:
         app: The application.
