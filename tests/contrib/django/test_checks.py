@@ -63,21 +63,6 @@ def test_nothing_is_wrong(project: Any, tmp_path: Path) -> None:
     assert found() == {}
 
 
-class WithoutKey(View):
-    """``@lock`` without its parentheses, on a method."""
-
-    post = lock(items)
-
-
-@pytest.mark.parametrize("view", [lock(items), WithoutKey.as_view()], ids=["function", "method"])
-def test_a_lock_without_a_key_is_found(view: Any, project: Any) -> None:
-    """``@lock`` without its parentheses is an error before the first request, which names its URL."""
-    project.ROOT_URLCONF = urls(item__pk=view)
-    message = found()["weblock.E008"]
-    assert "lock(items) serves the URL 'item/<pk>'" in message
-    assert '@lock("create_item")' in message
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -204,7 +189,7 @@ def action_of_the_admin() -> Any:
     ("route", "name"),
     [
         (lambda: path("items", below_api_view), "test_checks.below_api_view"),
-        (operation_of_ninja, "operation"),
+        (operation_of_ninja, ".operation"),
         (action_of_the_admin, "ItemAdmin.archive"),
     ],
     ids=["api_view", "ninja", "admin"],
@@ -216,7 +201,8 @@ def test_locks_that_come_after_the_transaction(
     project.ROOT_URLCONF = (route(),)
     assert "weblock.E003" not in found()
     monkeypatch.setitem(connections.databases["other"], "ATOMIC_REQUESTS", True)
-    assert f"{name} is rejected at each request" in found()["weblock.E003"]
+    message = found()["weblock.E003"]
+    assert re.search(rf"{re.escape(name)} (\(and \d+ more\) )?is rejected at each request", message)
 
 
 @pytest.mark.parametrize(
@@ -400,5 +386,7 @@ def test_a_view_at_two_urls(project: Any) -> None:
         path("shops/<int:pk>", Items.as_view(http_method_names=["get"])),
         path("branches/<int:pk>", Items.as_view()),
     )
-    views = views_at("shops/<int:pk>", get_resolver()).views
-    assert views == [get_resolver().url_patterns[0].callback]
+    (shops_as,), (branches_as,) = (
+        views_at(f"{name}/<int:pk>", get_resolver()) for name in ("shops", "branches")
+    )
+    assert shops_as[1] != branches_as[1]

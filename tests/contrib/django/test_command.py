@@ -43,8 +43,8 @@ def run(*arguments: str) -> str:
 
 def test_it_serves_in_an_emergency(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """A project in which the checks find errors can still be looked into."""
-    settings.ROOT_URLCONF = (path("items", lock(run)),)  # type: ignore[arg-type] # It has no key.
-    with pytest.raises(SystemCheckError, match=r"weblock\.E008"):
+    settings.ROOT_URLCONF = (path("items", item),)  # Its key needs a part of the URL.
+    with pytest.raises(SystemCheckError, match=r"weblock\.E004"):
         call_command("check")
     Command().run_from_argv(["manage.py", "weblock", "list"])
     assert capsys.readouterr().out == "No key is held or waited for.\n"

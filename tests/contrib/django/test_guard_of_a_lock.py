@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 
 from weblock.contrib.django import lock
-from weblock.contrib.django.checks import check_guard, check_guarded_locks
+from weblock.contrib.django.checks import check_guard, check_views
 from weblock.contrib.kit.sql import TABLE
 
 from .project.shop.models import Item
@@ -194,7 +194,7 @@ def test_a_lock_that_several_hold_cannot_be_guarded(by: str, serve: Any, alias: 
             else Story().create
         )
         alias(GUARD="database", **of_alias, **({"SHARED": True} if by == "alias" else {}))
-        return [each.msg for each in check_guarded_locks() if each.id == "weblock.E009"]
+        return [each.msg for each in check_views() if each.id == "weblock.E009"]
 
     (message,) = messages()
     assert ("RULES" if of_alias else "@lock on") in message

@@ -12,8 +12,7 @@ from django.test import AsyncClient
 from django.urls import path
 from ninja import NinjaAPI, Router
 
-from weblock import LeaseLost, LockTimeout, WeblockError
-from weblock.contrib.django import async_locks, lease_of, lock, locks
+from weblock.contrib.django import async_locks, lock, locks
 
 from .project.shop.models import Item
 from .requests import fetch
@@ -74,7 +73,7 @@ async def test_keys_are_made_of_values(bare: None, api: NinjaAPI) -> None:
 async def test_a_refusal_is_a_problem(
     bare: None, debug: bool, api: NinjaAPI, settings: Any
 ) -> None:
-    """Without a handler for errors of weblock, clients get problem details; no catch-all sees them."""
+    """Clients get problem details, as from other views; no catch-all sees the errors."""
     settings.DEBUG = debug
     for catch_all in (False, True):
         if catch_all:
@@ -83,49 +82,6 @@ async def test_a_refusal_is_a_problem(
             assert response.status_code == 409
             assert response.json()["code"] == "lock_timeout"
             assert "lock;dur=" in response["Server-Timing"]
-
-
-@both
-@pytest.mark.parametrize("kind", [LockTimeout, WeblockError])
-async def test_a_handler_of_the_api_answers_refusals(
-    bare: None, kind: type[Exception], api: NinjaAPI
-) -> None:
-    """A project's handler makes the response of the error; what it leaves out is added."""
-
-    @api.exception_handler(kind)
-    def busy(request: HttpRequest, error: LockTimeout) -> HttpResponse:
-        return api.create_response(request, {"busy": error.key}, status=423)
-
-    for response in await refusals():
-        assert (response.status_code, response.json()) == (423, {"busy": "item:7"})
-        assert int(response["Retry-After"]) >= 1
-
-
-@both
-async def test_a_refusal_is_no_success(bare: None, api: NinjaAPI) -> None:
-    """Whatever a handler makes of it: no work was done."""
-    api.add_exception_handler(LockTimeout, lambda *_: HttpResponse())
-    assert [response.status_code for response in await refusals()] == [409] * 4
-
-
-def test_a_lost_lease_is_told_to_the_handler(serve: Any, settings: Any) -> None:
-    """The handler of the API also answers a request whose lease was lost while it was served."""
-    api = new_api()
-
-    @api.post("/items")
-    @lock("items")
-    def lose(request: HttpRequest) -> None:
-        locks["default"].force_release("items")
-        lease_of(request).extend(1)
-
-    @api.exception_handler(LeaseLost)
-    def lost(request: HttpRequest, error: LeaseLost) -> HttpResponse:
-        return api.create_response(request, {"lost": error.key}, status=500)
-
-    serve()
-    settings.ROOT_URLCONF = (path("api/", api.urls),)
-    response = fetch("/api/items")
-    assert (response.status_code, response.json()) == (500, {"lost": "items"})
 
 
 def test_a_place_above_is_refused() -> None:

@@ -13,7 +13,6 @@ from ninja import NinjaAPI
 
 from weblock.contrib.django.internals import (
     close_together,
-    has_ninja_handler,
     is_ninja_operation,
     is_of_test_case,
     stands_for,
@@ -69,12 +68,3 @@ def test_operations_of_django_ninja_are_known() -> None:
     assert not is_ninja_operation(operation)
     NinjaAPI(urls_namespace="weblock-private-names").get("/")(operation)
     assert is_ninja_operation(operation)
-
-
-def test_handlers_of_django_ninja_are_known() -> None:
-    """A handler for an error or one of its bases is found; one for errors of other kinds does not count."""
-    api = NinjaAPI(urls_namespace="weblock-private-handlers")
-    api.add_exception_handler(OSError, lambda *_: HttpResponse())
-    assert has_ninja_handler(api, ConnectionError(), OSError)
-    assert not has_ninja_handler(api, ConnectionError(), ConnectionError)
-    assert not has_ninja_handler(api, KeyError(), LookupError)

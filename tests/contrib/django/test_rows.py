@@ -403,10 +403,3 @@ def test_a_router_that_sends_reads_elsewhere_is_refused(settings: Any, serve: An
     settings.DATABASE_ROUTERS = [LOCKED_READS, REPLICA]
     assert "weblock.E011" not in found()
     WSGIHandler()
-
-
-def test_middleware_that_keeps_rows_is_named(settings: Any, serve: Any) -> None:
-    """The check says what reads rows before the lock, and that they are read again."""
-    serve(locked=lock("x")(buy))
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE[:-1], LOGIN_REQUIRED, MIDDLEWARE]
-    assert LOGIN_REQUIRED in found()["weblock.I001"]

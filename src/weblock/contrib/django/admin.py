@@ -45,11 +45,6 @@ class AliasTable:
     rows: list[KeyRow]
     error: str = ""
 
-    @property
-    def full(self) -> bool:
-        """Return whether there may be more keys than the page shows."""
-        return len(self.rows) == LIMIT
-
 
 class _Shown(admin.ModelAdmin):
     """Shows what comes and goes by itself."""
@@ -107,6 +102,7 @@ class LockAdmin(_Shown):
             "title": "Locks that are held or waited for",
             "prefix": prefix,
             "sections": sections,
+            "limit": LIMIT,
             "may_release": self.has_release_permission(request),
             **(extra_context or {}),
         }
@@ -118,24 +114,24 @@ class LockAdmin(_Shown):
             raise PermissionDenied
         named = request.POST if request.method == "POST" else request.GET
         alias, key, fence = (named.get(name, "") for name in ("alias", "key", "fence"))
+        back = HttpResponseRedirect(
+            reverse("admin:weblock_lock_changelist", current_app=self.admin_site.name)
+        )
+        user: Any = request.user  # type: ignore[attr-defined] # AuthenticationMiddleware puts it there
         try:
-            info = _still(alias, key, fence)
-            if request.method == "POST":
-                self._release(request, alias, info)
+            info = locks[alias].inspect(key)
+            if info is None or info.fence is None or str(info.fence) != fence:
+                raise ChangedHands(key, info)
+            if request.method != "POST":
+                context = {"title": "Release by force?", "alias": alias, "row": _row(info)}
+                return self._page(request, "release", context)
+            by = f"{user.get_username()} (admin)"
+            taken = take_away(locks[alias], key, fence=info.fence, by=by)
+            if taken is None:
+                raise ChangedHands(key, None)
         except (WeblockError, ChangedHands) as error:
             messages.error(request, f"Nothing was released: {error}")
-            return self._back()
-        if request.method == "POST":
-            return self._back()
-        context = {"title": "Release by force?", "alias": alias, "row": _row(info)}
-        return self._page(request, "release", context)
-
-    def _release(self, request: HttpRequest, alias: str, info: KeyInfo) -> None:
-        user: Any = request.user  # type: ignore[attr-defined] # AuthenticationMiddleware puts it there
-        by = f"{user.get_username()} (admin)"
-        taken = take_away(locks[alias], info.key, fence=info.fence, by=by)
-        if taken is None:
-            raise ChangedHands(info.key, None)
+            return back
         LogEntry.objects.log_actions(
             user.pk,
             [Lock(key=f"{alias}: {info.key}")],
@@ -145,15 +141,12 @@ class LockAdmin(_Shown):
         )
         shown = _row(taken).shown
         messages.success(request, f"Released {shown.key}, taken from {shown.holder}.")
+        return back
 
     def _page(self, request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
         common = {**self.admin_site.each_context(request), "opts": self.opts}
         request.current_app = self.admin_site.name  # type: ignore[attr-defined] # as the admin does
         return TemplateResponse(request, f"admin/weblock/{name}.html", {**common, **context})
-
-    def _back(self) -> HttpResponse:
-        name = "admin:weblock_lock_changelist"
-        return HttpResponseRedirect(reverse(name, current_app=self.admin_site.name))
 
 
 @admin.register(Fence)
@@ -180,11 +173,3 @@ def _row(info: KeyInfo) -> KeyRow:
         holders=tuple(replace(each, label=printable(each.label)) for each in info.holders),
     )
     return KeyRow(info, shown, since, duration(info.held_for), duration(info.remaining))
-
-
-def _still(alias: str, key: str, fence: str) -> KeyInfo:
-    """Return the key, if its holder is still the one with that fence."""
-    info = locks[alias].inspect(key)
-    if info is None or info.fence is None or str(info.fence) != fence:
-        raise ChangedHands(key, info)
-    return info

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from http import HTTPStatus
-from inspect import unwrap
-from typing import Any, Final, TypeVar
-from weakref import WeakSet
+from typing import Final
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.conf import settings as django_settings
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
@@ -21,15 +17,9 @@ from django.utils.cache import patch_vary_headers
 from ...errors import LockTimeout, WeblockError
 from ..kit import Problem, Rewrite, problem_of
 from . import settings
-from .internals import has_ninja_handler
 from .view_lock import DEFAULT, Call, ViewLock, is_rest, rest_view
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _FORMS: Final = (Problem.media_type, "application/json", "text/html")
-
-_NINJA_API: Final = "weblock_ninja_api"
-"""The attribute of a request that has the API of django-ninja whose operation serves it."""
 
 
 def answer(
@@ -37,9 +27,8 @@ def answer(
 ) -> HttpResponse | None:
     """Return the response to an error of weblock; ``None`` for an error that no client should see.
 
-    A locked view of Django REST framework answers in the way of its other errors, and so does an
-    operation of django-ninja whose API has a handler for errors of weblock; a browser gets a page; and
-    others get problem details. ``lock`` is the lock that the error is about: the settings of its alias
+    A locked view of Django REST framework answers in the way of its other errors; a browser gets a page;
+    and others get problem details. ``lock`` is the lock that the error is about: the settings of its alias
     apply, or those of ``default`` if it is ``None``.
     """
     made = _making(request, error, lock)
@@ -106,10 +95,6 @@ def _making(
     form: Callable[[HttpRequest, Problem, WeblockError], HttpResponse]
     if is_rest(request):
         form = _of_rest
-    elif (api := getattr(request, _NINJA_API, None)) and has_ninja_handler(
-        api, error, WeblockError
-    ):
-        form = _of_ninja
     else:
         form = _page if request.get_preferred_type(_FORMS) == "text/html" else _details
     return partial(form, request, problem, error)
@@ -142,47 +127,6 @@ def _page(request: HttpRequest, problem: Problem, error: WeblockError) -> HttpRe
     return response
 
 
-def _with_headers(response: HttpResponse, problem: Problem) -> HttpResponse:
-    for name, value in problem.uncached.items():
-        response.setdefault(name, value)
-    return response
-
-
-def known_to_its_api(function: F) -> F:
-    """Return a function that, if it serves an operation of django-ninja, does so where its API is known."""
-    if "ninja.operation" not in sys.modules:
-        return function
-    from ninja.decorators import decorate_view  # Only projects that use it have it.
-
-    # Routers copy their operations for each API; what this decorates is a method of the copy.
-    decorated: F = decorate_view(_noting_api)(function)
-    return decorated
-
-
-locked_operations: Final[WeakSet[Any]] = WeakSet()
-"""The operations of django-ninja whose function is locked."""
-
-
-def _noting_api(run: Callable[..., Any]) -> Callable[..., Any]:
-    operation = getattr(unwrap(run), "__self__", None)
-    locked_operations.add(operation)
-
-    @wraps(run)
-    def noting(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        setattr(request, _NINJA_API, getattr(operation, "api", None))
-        return run(request, *args, **kwargs)
-
-    return markcoroutinefunction(noting) if iscoroutinefunction(run) else noting
-
-
-def _of_ninja(request: HttpRequest, problem: Problem, error: WeblockError) -> HttpResponse:
-    """Return what the API's handler returns; problem details, if it would report success."""
-    response: HttpResponse = getattr(request, _NINJA_API).on_exception(request, error)
-    if response.status_code < HTTPStatus.BAD_REQUEST:
-        return _details(request, problem, error)
-    return _with_headers(response, problem)
-
-
 def _of_rest(request: HttpRequest, problem: Problem, error: WeblockError) -> HttpResponse:
     """Return the response of the view's exception handler, in the format that the client accepts.
 
@@ -207,7 +151,9 @@ def _of_rest(request: HttpRequest, problem: Problem, error: WeblockError) -> Htt
         return _details(request, problem, error)
     if response.status_code < HTTPStatus.BAD_REQUEST:
         return _details(request, problem, error)
-    return _with_headers(response, problem)
+    for name, value in problem.uncached.items():
+        response.setdefault(name, value)
+    return response
 
 
 def _handled_by_rest(request: HttpRequest, error: Exception) -> HttpResponse:

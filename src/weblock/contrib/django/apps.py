@@ -22,11 +22,8 @@ class WeblockConfig(AppConfig):
 
         register(checks.check_settings, "weblock")
         register(checks.check_deployment, "weblock", deploy=True)
-        register(checks.check_middleware, "weblock")
+        register(checks.check_middleware, "weblock", Tags.urls)
         register(checks.check_views, "weblock", Tags.urls)
-        register(checks.check_rules, "weblock", Tags.urls)
-        register(checks.check_reads, "weblock", Tags.urls)
-        register(checks.check_guarded_locks, "weblock", Tags.urls)
         register(checks.check_guard, "weblock", Tags.database)
         post_migrate.connect(create_tables, sender=self)
 

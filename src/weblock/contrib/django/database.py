@@ -25,8 +25,8 @@ What a program does with the cursors and connections of the database's driver is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -39,13 +39,11 @@ from django.db.backends.signals import connection_created
 from django.db.utils import Error
 from django.http import HttpRequest
 
-from ..._adapting import terms_of
 from ..._api import BaseLease
-from ..._options import HoldOptions
 from ..._platform.logs import logger
 from ...errors import ConfigurationError, LeaseLost, WeblockError
 from ...events import Acquired, Event
-from ...keys import CheckedKey, unqualified
+from ...keys import unqualified
 from ..kit import ENDED_HERE
 from ..kit.guarding import Mark, Row, Runner, StaleFence, marks_of
 from ..kit.sql import TABLE, Kind, Trouble, kind_of, refuse_commit, trouble_of
@@ -76,7 +74,7 @@ def open_transaction() -> str | None:
 
 def is_inside_transaction(_acquired: Event) -> bool:
     """Return whether a lock is acquired inside a transaction, such as by ``hold`` in a view."""
-    return not _ends_with_transaction.get() and open_transaction() is not None
+    return not ends_with_transaction.get() and open_transaction() is not None
 
 
 def warn_of_transaction(acquired: Event) -> None:
@@ -93,7 +91,7 @@ def warn_of_transaction(acquired: Event) -> None:
 
 # Locks that end with a transaction.
 
-_ends_with_transaction: Final[ContextVar[bool]] = ContextVar(
+ends_with_transaction: Final[ContextVar[bool]] = ContextVar(
     "weblock_ends_with_transaction", default=False
 )
 """Whether what is acquired here is released after the COMMIT."""
@@ -111,14 +109,14 @@ class UntilEnd:
         self.own = own
         self.lease = lease
         self.end = finalize(self, _release, lease)
-        _until_end[connection].add(self)
+        until_ends[connection].add(self)
 
     def __call__(self) -> None:
         """Release it, at most once."""
         self.end()
 
 
-_until_end: Final[WeakKeyDictionary[Any, WeakSet[UntilEnd]]] = WeakKeyDictionary()
+until_ends: Final[WeakKeyDictionary[Any, WeakSet[UntilEnd]]] = WeakKeyDictionary()
 
 
 def _release(lease: Lease) -> None:
@@ -128,68 +126,7 @@ def _release(lease: Lease) -> None:
 
 def until_end(connection: Any) -> list[UntilEnd]:
     """Return the leases that end with the transaction of a connection."""
-    return [each for each in tuple(_until_end.get(connection, ())) if each.end.alive]
-
-
-def hold_until_end(
-    connection: Any, own: Locks, keys: Sequence[CheckedKey], options: HoldOptions
-) -> None:
-    """Acquire keys of ``own``, and have them released when the transaction of a connection has ended.
-
-    Raises ``ConfigurationError`` without a transaction, and for one whose reads are of before the lock.
-    """
-    using = connection.alias
-    if all(map(is_of_test_case, connection.atomic_blocks)):
-        raise ConfigurationError(
-            f"hold_until_commit{tuple(keys)!r:.80} needs a transaction on the database {using!r}, which"
-            f" has none here: put it into transaction.atomic(using={using!r}), name the database of the"
-            " transaction with using=, or hold the keys with locks[...].hold(...)",
-            code="no_transaction",
-        )
-    if not connection.commit_on_exit:
-        raise ConfigurationError(
-            f"hold_until_commit{tuple(keys)!r:.80} needs a transaction that atomic() ends, and that of"
-            f" the database {using!r} was begun by set_autocommit(False), or with AUTOCOMMIT off:"
-            " set_autocommit(True) would commit it unchecked. Leave AUTOCOMMIT on",
-            code="no_transaction",
-        )
-    level = str(connection.isolation_level) if connection.vendor == "mysql" else "read committed"
-    if connection.vendor == "postgresql":
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW transaction_isolation")
-            (level,) = cursor.fetchone()
-    if level not in ("read committed", "read uncommitted"):
-        raise ConfigurationError(
-            f"hold_until_commit{tuple(keys)!r:.80} comes too late in a transaction at the isolation level"
-            f" {level!r}, which does not see what the last holder has committed: use READ COMMITTED, or"
-            " acquire the lock before the transaction",
-            code="inside_transaction",
-        )
-    limit = terms_of(own, options).limit
-    held = {
-        key
-        for each in until_end(connection)
-        if each.own is own and each.lease.limit <= limit
-        for key in each.lease.keys
-    }
-    missing: Sequence[CheckedKey] = [key for key in keys if key not in held]
-    if request := checked_at_commit.get():
-        book = request.book
-        book.refuse_upgrades(own, [key for key in missing if book.holds(own, key)], options)
-        missing = book.missing(own, missing)
-    if missing:
-        watch(connection)  # It may have been opened before weblock was imported.
-        if connection not in _until_end:  # A rollback itself releases what it drops.
-            _until_end[connection] = WeakSet()
-            for name in ("rollback", "savepoint_rollback", "close"):
-                method = getattr(connection, name)
-                setattr(connection, name, partial(_roll_back, connection, method))
-        token = _ends_with_transaction.set(True)
-        try:
-            lease = own.acquire(*missing, **options)
-        finally:
-            _ends_with_transaction.reset(token)
-        transaction.on_commit(UntilEnd(connection, own, lease), using=using)
+    return [each for each in tuple(until_ends.get(connection, ())) if each.end.alive]
 
 
 def prepare_connections(request: HttpRequest) -> None:
@@ -239,7 +176,7 @@ connection_created.connect(watch, dispatch_uid="weblock")
 
 def _commit(connection: Any, commit: Callable[[], None]) -> None:
     checked = checked_at_commit.get()
-    if checked or connection in _until_end:
+    if checked or connection in until_ends:
         _check(connection, checked)
     commit()
     if checked:
@@ -249,10 +186,11 @@ def _commit(connection: Any, commit: Callable[[], None]) -> None:
         each()
 
 
-def _roll_back(connection: Any, roll_back: Callable[..., None], *savepoint: str) -> None:
+def roll_back(connection: Any, method: Callable[..., None], *savepoint: str) -> None:
+    """Roll back a transaction or a savepoint, and release what was to be held until its end."""
     ending = until_end(connection)
     try:
-        roll_back(*savepoint)
+        method(*savepoint)
     finally:
         hooks = [hook for _, hook, *_ in connection.run_on_commit]
         for each in ending:
@@ -265,10 +203,9 @@ def _execute(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> A
     checked = checked_at_commit.get()
     connection = context["connection"]
     holds = checked is not None and (checked.book.keys or checked.guard)
-    if not (holds or (connection in _until_end and until_end(connection))):
+    if not (holds or (connection in until_ends and until_end(connection))):
         return execute(sql, params, many, context)
-    text = sql if isinstance(sql, str) else sql.as_string(connection.connection)  # of psycopg
-    kind = kind_of(text, mysql=connection.vendor == "mysql")
+    text, kind = read_statement(connection, sql)
     guard = checked.guard if checked else None
     is_guarded = guard is not None and guard.covers(connection.alias)
     in_atomic = connection.in_atomic_block
@@ -300,6 +237,12 @@ def _execute(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> A
     return execute(sql, params, many, context)
 
 
+def read_statement(connection: Any, sql: Any) -> tuple[str, Kind]:
+    """Return a statement of Django's as text, and what it does."""
+    text = sql if isinstance(sql, str) else sql.as_string(connection.connection)  # of psycopg
+    return text, kind_of(text, mysql=connection.vendor == "mysql")
+
+
 def _check(connection: Any, checked: ViewLeases | None) -> None:
     """Raise ``LeaseLost`` if the transaction must not be committed, after it has been rolled back.
 
@@ -311,9 +254,8 @@ def _check(connection: Any, checked: ViewLeases | None) -> None:
             each.lease.check()
         if checked:
             checked.book.check()
-            if guard := checked.guard:
-                with _unchecked():
-                    guard.check_on(connection)
+            if checked.guard:
+                checked.guard.check_on(connection)
     except BaseException as error:
         if checked and isinstance(error, LeaseLost) and error.reason in ENDED_HERE:
             if checked.has_committed and connection not in checked.written_to:
@@ -337,16 +279,6 @@ def _check(connection: Any, checked: ViewLeases | None) -> None:
         raise
 
 
-@contextmanager
-def _unchecked() -> Iterator[None]:
-    """Let the guard's own statements pass."""
-    token = checked_at_commit.set(None)
-    try:
-        yield
-    finally:
-        checked_at_commit.reset(token)
-
-
 # ``"GUARD": "database"``.
 
 
@@ -365,10 +297,14 @@ class _GuardedLease:
         """Return what takes the steps of its guard on a connection."""
 
         def execute(sql: str, parameters: dict[str, Any]) -> tuple[int, Row | None]:
-            with connection.cursor() as cursor:
-                cursor.execute(_placed(sql), parameters)
-                found = cursor.fetchone() if cursor.description else None
-                return cursor.rowcount, Row(*found) if found else None
+            token = checked_at_commit.set(None)  # These statements commit by themselves.
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute(placed(sql), parameters)
+                    found = cursor.fetchone() if cursor.description else None
+                    return cursor.rowcount, Row(*found) if found else None
+            finally:
+                checked_at_commit.reset(token)
 
         def is_held(mark: Mark) -> bool:
             found = self.locks.inspect(unqualified(mark.key))
@@ -391,14 +327,14 @@ class Guard:
     """The leases of one request, and their fences in its databases."""
 
     def __init__(self, outer: Guard | None = None) -> None:
-        self._outer = outer
-        self._leases: list[_GuardedLease] = []
+        """``outer`` is that of a request that waits for this one's response."""
+        self.leases: list[_GuardedLease] = list(outer.leases) if outer else []
 
     def add(self, lease: BaseLease, wanted: GuardSettings, locks: Locks) -> None:
         """Have a lease of ``locks`` guarded: see ``write``."""
         databases = guarded_databases(wanted.databases)
-        known = {each.mark for each in self.leases()}
-        self._leases += [
+        known = {each.mark for each in self.leases}
+        self.leases += [
             _GuardedLease(mark, databases, wanted.wait, locks)
             for mark in marks_of(lease)
             if mark not in known
@@ -406,7 +342,7 @@ class Guard:
 
     def covers(self, database: str) -> bool:
         """Return whether ``database`` is guarded."""
-        return any(database in each.databases for each in self.leases())
+        return any(database in each.databases for each in list(self.leases))
 
     def write(self) -> None:
         """Write the fences that their databases do not have yet, each committed by itself.
@@ -414,7 +350,7 @@ class Guard:
         Raises ``StaleFence`` if a later holder has begun, and ``FenceLocked`` if a former one has
         been about to commit for too long.
         """
-        for guarded in self.leases():
+        for guarded in list(self.leases):
             for alias in sorted(guarded.databases - guarded.written_to):
                 connection = connections[alias]
                 if not connection.settings_dict["AUTOCOMMIT"]:
@@ -424,8 +360,7 @@ class Guard:
                         code="unchecked_commit",
                     )
                 may_sweep = not connection.in_atomic_block  # That of a TestCase.
-                with _unchecked():
-                    guarded.runner(connection).begin(guarded.mark, None, may_sweep=may_sweep)
+                guarded.runner(connection).begin(guarded.mark, None, may_sweep=may_sweep)
                 guarded.written_to.add(alias)
 
     def check_on(self, connection: Any) -> None:
@@ -433,7 +368,7 @@ class Guard:
 
         A transaction that turns out to be read-only passes: it commits nothing.
         """
-        for guarded in self.leases():
+        for guarded in list(self.leases):
             if connection.alias not in guarded.databases:
                 continue
             runner = guarded.runner(connection)
@@ -457,7 +392,7 @@ class Guard:
         """
         if trouble_of(error) is not Trouble.CONFLICT:
             return error
-        for guarded in self.leases():
+        for guarded in list(self.leases):
             for alias in list(guarded.written_to):
                 try:
                     guarded.runner(connections[alias]).look(guarded.mark)
@@ -467,12 +402,6 @@ class Guard:
                 except Error:
                     return error
         return error
-
-    def leases(self) -> Iterator[_GuardedLease]:
-        """Return the leases of the request, and of one that waits for it."""
-        if self._outer:
-            yield from self._outer.leases()
-        yield from tuple(self._leases)
 
 
 def guarded_databases(only: frozenset[str] | None) -> frozenset[str]:
@@ -488,7 +417,7 @@ def guarded_databases(only: frozenset[str] | None) -> frozenset[str]:
 
 
 @cache
-def _placed(sql: str) -> str:
+def placed(sql: str) -> str:
     """Return a statement with the placeholders of Django's cursors."""
     return re.sub(r"(?<!:):([a-z_]+)", r"%(\1)s", sql)
 

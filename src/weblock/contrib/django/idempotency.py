@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
@@ -36,8 +35,9 @@ from ..kit.idempotency import (
     body_consumed,
     form_parts,
 )
-from ..kit.sql import Kind, kind_of
+from ..kit.sql import Kind
 from .answers import answer
+from .database import placed, read_statement
 from .middleware import instance_of, lock
 from .settings import locks
 from .view_lock import DEFAULT, is_rest
@@ -225,8 +225,8 @@ class ViewSpec(IdempotencySpec):
     def _send(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001 - Django's
         """Run a statement, unless it commits."""
         connection = context["connection"]
-        text = sql if isinstance(sql, str) else sql.as_string(connection.connection)  # of psycopg
-        if kind_of(text, mysql=connection.vendor == "mysql") is Kind.COMMITS:
+        text, kind = read_statement(connection, sql)
+        if kind is Kind.COMMITS:
             raise self._refusal(f"sends {text!r:.100}, which commits implicitly")
         if connection.vendor == "sqlite" and not connection.connection.in_transaction:
             raise self._refusal("was rolled back by SQLite, as INSERT OR ROLLBACK does")
@@ -238,7 +238,7 @@ class ViewSpec(IdempotencySpec):
 
         def execute(sql: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
             with connection.cursor() as cursor:
-                cursor.execute(re.sub(r":(\w+)", r"%(\1)s", sql), values)
+                cursor.execute(placed(sql), values)
                 return cursor.fetchall() if cursor.description else ()
 
         return Answers(

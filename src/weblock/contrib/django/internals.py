@@ -36,9 +36,3 @@ def close_together(response: Any, former: Any) -> None:
 def is_ninja_operation(view: Any) -> bool:
     """Return whether django-ninja has registered a function as an operation."""
     return hasattr(view, "_ninja_operation")
-
-
-def has_ninja_handler(api: Any, error: Exception, kind: type[Exception]) -> bool:
-    """Whether an API of django-ninja has a handler for ``error`` by its class, or a base that is a ``kind``."""
-    classes = type(error).__mro__
-    return any(issubclass(each, kind) and each in api._exception_handlers for each in classes)  # noqa: SLF001

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
@@ -18,7 +18,6 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.handlers.asgi import ASGIRequest
 from django.core.management.base import CommandError
 from django.http import HttpRequest, HttpResponse
-from django.utils.decorators import sync_and_async_middleware
 
 from ..._options import HoldOptions
 from ..._runtime.runtimes import drive
@@ -28,13 +27,12 @@ from ...sync import Lease
 from ..kit import methods_of
 from ..kit.guarding import GuardKind
 from . import settings
-from .answers import answer_for, answer_for_refusal, known_to_its_api
+from .answers import answer_for, answer_for_refusal
 from .database import refuse_split_reads
 from .internals import is_ninja_operation
 from .request import TaskLeases, ThreadLeases, ViewLeases, locks_of_request
 from .view_lock import (
     DEFAULT,
-    MARK_OF_DECORATOR,
     BusyView,
     KeyFunction,
     R,
@@ -43,6 +41,7 @@ from .view_lock import (
     locks_of,
     mark,
     marks_of,
+    matching,
     refuse_key_functions,
 )
 
@@ -50,22 +49,28 @@ View = Callable[..., Any]
 F = TypeVar("F", bound=View)
 
 
-@sync_and_async_middleware  # type: ignore[untyped-decorator] # Django has no types.
-def LockMiddleware(get_response: Callable[[HttpRequest], Any]) -> _Layer:  # noqa: N802 - a class, to the settings
+class LockMiddleware:
     """Holds what ``@lock`` marks and what ``RULES`` say, in WSGI and in ASGI."""
-    return (_TaskLayer if iscoroutinefunction(get_response) else _ThreadLayer)(get_response)
 
-
-class _Layer:
-    _leases: type[ThreadLeases | TaskLeases]
+    sync_capable = async_capable = True
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self._get_response = get_response
+        self._leases: type[ThreadLeases | TaskLeases] = ThreadLeases
+        self.process_view: Callable[..., Any] = self._acquire_in_thread
+        if iscoroutinefunction(get_response):
+            markcoroutinefunction(self)
+            self._leases = TaskLeases
+            self.process_view = self._acquire
         # What cannot work is refused when the server starts. No engine is connected to yet.
         settings.current().rules  # noqa: B018 - reads them
         refuse_split_reads()
         for alias in self._leases.locks_by_alias:
             self._leases.locks_by_alias[alias]
+
+    def __call__(self, request: HttpRequest) -> Any:
+        """Serve a request, and release what it has acquired when its work is done."""
+        return self._leases(request).run(partial(self._get_response, request))
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Respond to an error of a view: a lost lease, or a lock that the view acquired itself.
@@ -81,13 +86,21 @@ class _Layer:
             answer_for(held.lock_behind(error) if held else None, request, error, in_thread)
         )
 
+    def _acquire_in_thread(self, *view: Any) -> HttpResponse | None:
+        return drive(self._acquire(*view))
+
     async def _acquire(
-        self,
-        request: HttpRequest,
-        view: View,
-        wanted: tuple[ViewLock, ...],
-        values: Mapping[str, object],
+        self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
     ) -> HttpResponse | None:
+        """Acquire what the rules of the settings and the view's decorators want."""
+        wanted = locks_of(view, request.method)
+        for rules in reversed(settings.current().rules):
+            assert request.resolver_match
+            rule = matching(rules, request.method, request.resolver_match)
+            if rule and rule.lock:
+                wanted = (rule.lock, *wanted)
+        if not wanted:
+            return None
         held = locks_of_request(request)
         assert held, "Django calls process_view inside the middleware"
         if isinstance(request, ASGIRequest) and self._leases is ThreadLeases:
@@ -110,51 +123,6 @@ class _Layer:
             raise
         held.show(wanted[-1], to_task=iscoroutinefunction(view))
         return None
-
-
-class _ThreadLayer(_Layer):
-    """The middleware in a chain of functions, as under WSGI."""
-
-    _leases = ThreadLeases
-
-    def __call__(self, request: HttpRequest) -> Any:
-        return ThreadLeases(request).run(partial(self._get_response, request))
-
-    def process_view(
-        self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
-    ) -> HttpResponse | None:
-        """Acquire what the view locks."""
-        wanted = _wanted(view, request)
-        return drive(self._acquire(request, view, wanted, values)) if wanted else None
-
-
-class _TaskLayer(_Layer):
-    """The middleware in a chain of coroutine functions, as under ASGI."""
-
-    _leases = TaskLeases
-
-    def __init__(self, get_response: Callable[[HttpRequest], Awaitable[Any]]) -> None:
-        super().__init__(get_response)
-        markcoroutinefunction(self)
-
-    async def __call__(self, request: HttpRequest) -> Any:
-        return await TaskLeases(request).run(partial(self._get_response, request))
-
-    async def process_view(
-        self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
-    ) -> HttpResponse | None:
-        """Acquire what the view locks."""
-        wanted = _wanted(view, request)
-        return await self._acquire(request, view, wanted, values) if wanted else None
-
-
-def _wanted(view: View, request: HttpRequest) -> tuple[ViewLock, ...]:
-    """Return the locks that the rules of the settings and the view's decorators want."""
-    marked = locks_of(view, request.method)
-    if not (every := settings.current().rules):
-        return marked
-    ruled = (rules.find(request) for rules in every)
-    return (*(lock for lock in ruled if lock), *marked)
 
 
 def lock(
@@ -229,9 +197,8 @@ def lock(
         decorated = aheld if iscoroutinefunction(view) else held
         functools.update_wrapper(decorated, view)
         mark(decorated, wanted)
-        return known_to_its_api(decorated)  # type: ignore[return-value]
+        return decorated  # type: ignore[return-value]
 
-    setattr(decorate, MARK_OF_DECORATOR, wanted)
     return decorate
 
 

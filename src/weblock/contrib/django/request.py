@@ -16,19 +16,20 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Final, Unpack
-from weakref import ref
+from weakref import WeakSet, ref
 
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.core.handlers.wsgi import WSGIRequest
-from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
 from django.db.models import Model
 from django.http import HttpRequest, RawPostDataException
 from django.http.response import HttpResponseBase
 from django.utils.functional import LazyObject
 
+from ..._adapting import terms_of
 from ..._api import BaseLease, BaseLocks
 from ..._options import HoldOptions
 from ..._platform.logs import logger
@@ -45,13 +46,18 @@ from ..wsgi.request import ENVIRON_KEY, descriptor_of, in_time, size_of_body
 from .answers import answer
 from .database import (
     Guard,
+    UntilEnd,
     checked_at_commit,
+    ends_with_transaction,
     give_back_connections,
-    hold_until_end,
     prepare_connections,
+    roll_back,
+    until_end,
+    until_ends,
+    watch,
 )
-from .internals import close_together, stands_for
-from .settings import GuardSettings, async_locks, current, locks
+from .internals import close_together, is_of_test_case, stands_for
+from .settings import async_locks, current, locks
 from .view_lock import DEFAULT, Call, ViewLock, in_task, in_thread
 
 
@@ -88,7 +94,8 @@ class ViewLeases(RequestLeases[BaseLease]):
         """Whether a COMMIT of this request has succeeded."""
         self.written_to: Final[set[Any]] = set()
         """The connections on which this request has written something that is not committed."""
-        self.guard: Guard | None = self._outer.guard if self._outer else None
+        outer = self._outer.guard if self._outer else None
+        self.guard: Guard | None = Guard(outer) if outer else None
         """The leases whose fences are in the databases."""
 
     def leave(self) -> bool:
@@ -216,7 +223,8 @@ class ViewLeases(RequestLeases[BaseLease]):
         for lock, its_locks, _ in each_of:  # Also of keys that were held already, unguarded.
             settings = read[lock.alias].guard
             if settings.asked_by(lock.guard):
-                self._guard(self.lease_of(its_locks, wanted[lock]), lock, settings)
+                self.guard = self.guard or Guard()
+                self.guard.add(self.lease_of(its_locks, wanted[lock]), settings, locks[lock.alias])
         self.by_lock.update(wanted)
         self.book.check()  # Some may have been lost while we waited for others.
         if self.guard:
@@ -237,11 +245,6 @@ class ViewLeases(RequestLeases[BaseLease]):
                     if not outer.over and outer.book.holds(its_locks, key):
                         raise AlreadyHeld(key)  # It would never become free.
             outer = outer._outer  # noqa: SLF001 - of the same class
-
-    def _guard(self, lease: BaseLease, lock: ViewLock, settings: GuardSettings) -> None:
-        if self.guard is None or (self._outer and self.guard is self._outer.guard):
-            self.guard = Guard(self.guard)
-        self.guard.add(lease, settings, locks[lock.alias])
 
 
 class ThreadLeases(ViewLeases):
@@ -447,4 +450,56 @@ def hold_until_commit(
             " transaction",
             code="no_transaction",
         )
-    hold_until_end(connections[using], locks[alias], in_order(keys), options)
+    connection: Any = connections[using]
+    own = locks[alias]
+    if all(map(is_of_test_case, connection.atomic_blocks)):
+        raise ConfigurationError(
+            f"hold_until_commit{keys!r:.80} needs a transaction on the database {using!r}, which"
+            f" has none here: put it into transaction.atomic(using={using!r}), name the database of the"
+            " transaction with using=, or hold the keys with locks[...].hold(...)",
+            code="no_transaction",
+        )
+    if not connection.commit_on_exit:
+        raise ConfigurationError(
+            f"hold_until_commit{keys!r:.80} needs a transaction that atomic() ends, and that of"
+            f" the database {using!r} was begun by set_autocommit(False), or with AUTOCOMMIT off:"
+            " set_autocommit(True) would commit it unchecked. Leave AUTOCOMMIT on",
+            code="no_transaction",
+        )
+    level = str(connection.isolation_level) if connection.vendor == "mysql" else "read committed"
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW transaction_isolation")
+            (level,) = cursor.fetchone()
+    if level not in ("read committed", "read uncommitted"):
+        raise ConfigurationError(
+            f"hold_until_commit{keys!r:.80} comes too late in a transaction at the isolation level"
+            f" {level!r}, which does not see what the last holder has committed: use READ COMMITTED, or"
+            " acquire the lock before the transaction",
+            code="inside_transaction",
+        )
+    limit = terms_of(own, options).limit
+    held = {
+        key
+        for each in until_end(connection)
+        if each.own is own and each.lease.limit <= limit
+        for key in each.lease.keys
+    }
+    missing: Sequence[CheckedKey] = [key for key in in_order(keys) if key not in held]
+    if request := checked_at_commit.get():
+        book = request.book
+        book.refuse_upgrades(own, [key for key in missing if book.holds(own, key)], options)
+        missing = book.missing(own, missing)
+    if missing:
+        watch(connection)  # It may have been opened before weblock was imported.
+        if connection not in until_ends:  # A rollback itself releases what it drops.
+            until_ends[connection] = WeakSet()
+            for name in ("rollback", "savepoint_rollback", "close"):
+                method = getattr(connection, name)
+                setattr(connection, name, partial(roll_back, connection, method))
+        token = ends_with_transaction.set(True)
+        try:
+            lease = own.acquire(*missing, **options)
+        finally:
+            ends_with_transaction.reset(token)
+        transaction.on_commit(UntilEnd(connection, own, lease), using=using)

@@ -34,7 +34,7 @@ from ..kit.guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, GuardKind
 from ..kit.sql import LOCK_WAIT
 from .database import is_inside_transaction, warn_of_transaction
 from .signals import announcing
-from .view_lock import DEFAULT, Rules
+from .view_lock import DEFAULT, ViewRule, rules_of
 
 OPTIONS: Final = tuple(name.upper() for name in LocksOptions.__annotations__)
 """The options in ``LocksOptions``, in upper case."""
@@ -91,7 +91,7 @@ class AliasSettings:
     options: LocksOptions
     busy_view: Any
     rewrite: Any
-    rules: Rules | None
+    rules: tuple[ViewRule, ...]
     guard: GuardSettings = GuardSettings()
     body_wait: float | None = BODY_WAIT
 
@@ -131,10 +131,9 @@ class Read(dict[str, AliasSettings]):
         return found
 
     @cached_property
-    def rules(self) -> tuple[Rules, ...]:
-        """The rules of all aliases."""
-        found = (self[alias].rules for alias in _setting())
-        return tuple(rules for rules in found if rules)
+    def rules(self) -> list[tuple[ViewRule, ...]]:
+        """The rules of each alias that has some."""
+        return [self[alias].rules for alias in _setting() if self[alias].rules]
 
 
 _last_read = Read(None)
@@ -150,7 +149,7 @@ def current() -> Read:
 
 
 def _of_alias(alias: str) -> AliasSettings:
-    setting = _setting()
+    setting, where = _setting(), f"WEBLOCK[{alias!r}]"
     if alias not in setting and (alias != DEFAULT or setting):
         raise ConfigurationError(
             f"WEBLOCK has no alias {alias!r:.80}; available: {', '.join(map(repr, setting)) or 'none'}"
@@ -158,28 +157,67 @@ def _of_alias(alias: str) -> AliasSettings:
     given = setting.get(alias, {})
     known = (*OTHERS, *OPTIONS)
     if unknown := [name for name in given if name not in known]:
-        raise ConfigurationError(
-            f"WEBLOCK[{alias!r}] has {unknown[0]!r:.80}; available: {', '.join(known)}"
-        )
+        raise ConfigurationError(f"{where} has {unknown[0]!r:.80}; available: {', '.join(known)}")
     url: Any = given.get("URL", EMBEDDED)
     if isinstance(url, str) and url.startswith(SCHEME):
         try:
             url = url_of_database(url, django_settings.DATABASES)
         except ConfigurationError as error:
-            raise ConfigurationError(f"WEBLOCK[{alias!r}] {error.message}") from error
+            raise ConfigurationError(f"{where} {error.message}") from error
     options: Any = {name.lower(): given[name] for name in OPTIONS if name in given}
-    if "observers" in options:
-        options["observers"] = _observers(alias, options["observers"])
+    observers = options.get("observers", [])
+    if not isinstance(observers, list | tuple):
+        raise ConfigurationError(
+            f"{where}['OBSERVERS'] is {observers!r:.80}: give a list of functions, or of their paths"
+        )
+    if observers:
+        options["observers"] = [_imported(f"{where}['OBSERVERS']", each) for each in observers]
+    functions: dict[str, Any] = {}
+    for name in ("BUSY_VIEW", "REWRITE"):
+        function = functions[name.lower()] = _imported(f"{where}[{name!r}]", given.get(name))
+        if not (function is None or callable(function)):
+            raise ConfigurationError(
+                f"{where}[{name!r}] is {function!r:.80}: give a function, or its path"
+            )
+    kind, named = given.get("GUARD", LEASE_GUARD), given.get("GUARD_DATABASES")
+    if kind not in GUARDS:
+        raise ConfigurationError(f"{where}['GUARD'] is {kind!r:.80}: give 'lease' or 'database'")
+    extra = [name for name in ("GUARD_DATABASES", "GUARD_WAIT") if name in given]
+    if extra and "GUARD" not in given:
+        raise ConfigurationError(
+            f"{where} has {extra[0]} without 'GUARD': give 'GUARD': 'database', or 'lease' if single"
+            ' locks have guard="database"'
+        )
+    if named is not None and (
+        not isinstance(named, list | tuple | set | frozenset)
+        or not named
+        or not set(named) <= set(django_settings.DATABASES)
+    ):
+        raise ConfigurationError(
+            f"{where}['GUARD_DATABASES'] is {named!r:.80}: give a list of"
+            f" {', '.join(map(repr, django_settings.DATABASES))}"
+        )
     return AliasSettings(
         alias=alias,
         url=url,
         options=options,
-        busy_view=_function(alias, given, "BUSY_VIEW"),
-        rewrite=_function(alias, given, "REWRITE"),
-        rules=Rules(given["RULES"], alias=alias) if "RULES" in given else None,
-        guard=_guard(alias, given),
+        **functions,
+        rules=rules_of(given.get("RULES", ()), alias=alias),
+        guard=GuardSettings(
+            kind == DATABASE_GUARD,
+            None if named is None else frozenset(named),
+            seconds("GUARD_WAIT", given.get("GUARD_WAIT", LOCK_WAIT), least=0.001),
+        ),
         body_wait=seconds_or_none("BODY_WAIT", given.get("BODY_WAIT", BODY_WAIT)),
     )
+
+
+def _imported(where: str, given: object) -> Any:
+    """Return what a setting gives, which may be named by its path."""
+    try:
+        return import_string(given) if isinstance(given, str) else given
+    except ImportError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
 
 
 def _setting() -> Mapping[str, Mapping[str, Any]]:
@@ -193,57 +231,6 @@ def _setting() -> Mapping[str, Mapping[str, Any]]:
         )
     found: Mapping[str, Mapping[str, Any]] = setting
     return found
-
-
-def _observers(alias: str, given: object) -> Sequence[object]:
-    """Return the observers, each of which may be named by its path."""
-    if not isinstance(given, list | tuple):
-        raise ConfigurationError(
-            f"WEBLOCK[{alias!r}]['OBSERVERS'] is {given!r:.80}: give a list of functions, or of"
-            " their paths"
-        )
-    try:
-        return [import_string(each) if isinstance(each, str) else each for each in given]
-    except ImportError as error:
-        raise ConfigurationError(f"WEBLOCK[{alias!r}]['OBSERVERS']: {error}") from error
-
-
-def _function(alias: str, settings: Mapping[str, Any], setting: str) -> object:
-    """Return a function of the project, which may be named by its path."""
-    name, given = f"WEBLOCK[{alias!r}][{setting!r}]", settings.get(setting)
-    try:
-        found = import_string(given) if isinstance(given, str) else given
-    except ImportError as error:
-        raise ConfigurationError(f"{name}: {error}") from error
-    if not (found is None or callable(found)):
-        raise ConfigurationError(f"{name} is {found!r:.80}: give a function, or its path")
-    return found
-
-
-def _guard(alias: str, given: Mapping[str, Any]) -> GuardSettings:
-    where = f"WEBLOCK[{alias!r}]"
-    kind = given.get("GUARD", LEASE_GUARD)
-    if kind not in GUARDS:
-        raise ConfigurationError(f"{where}['GUARD'] is {kind!r:.80}: give 'lease' or 'database'")
-    extra = [name for name in ("GUARD_DATABASES", "GUARD_WAIT") if name in given]
-    if extra and "GUARD" not in given:
-        raise ConfigurationError(
-            f"{where} has {extra[0]} without 'GUARD': give 'GUARD': 'database', or 'lease' if single"
-            ' locks have guard="database"'
-        )
-    named = given.get("GUARD_DATABASES")
-    if named is not None and (
-        not isinstance(named, list | tuple | set | frozenset)
-        or not named
-        or not set(named) <= set(django_settings.DATABASES)
-    ):
-        raise ConfigurationError(
-            f"{where}['GUARD_DATABASES'] is {named!r:.80}: give a list of"
-            f" {', '.join(map(repr, django_settings.DATABASES))}"
-        )
-    wait = seconds("GUARD_WAIT", given.get("GUARD_WAIT", LOCK_WAIT), least=0.001)
-    databases = None if named is None else frozenset(named)
-    return GuardSettings(kind == DATABASE_GUARD, databases, wait)
 
 
 def alias_of(url: str) -> str:
@@ -356,13 +343,6 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
         for made in gone.values():
             close(made)
 
-    def close_alias(self, alias: str) -> None:
-        """Close the locks of an alias. They are created anew when they are needed."""
-        with self._guard.lock:
-            made = self._made.pop(current()[alias].identity, None)
-        if made is not None:
-            close(made)
-
 
 locks = LocksByAlias(Locks)
 async_locks = LocksByAlias(AsyncLocks)
@@ -376,6 +356,7 @@ def _follow_test_database(*, connection: Any, **_signal: object) -> None:
     global _last_read  # noqa: PLW0603 - as in current
     if connection.alias != NO_DB_ALIAS:
         return
+    over: set[str] = set()
     for alias, given in _setting().items():
         url = given.get("URL")
         if isinstance(url, str) and url.startswith(SCHEME):
@@ -384,8 +365,9 @@ def _follow_test_database(*, connection: Any, **_signal: object) -> None:
             if name.startswith(TEST_DATABASE_PREFIX) or name == database.get("TEST", {}).get(
                 "NAME"
             ):
-                locks.close_alias(alias)
-                async_locks.close_alias(alias)
+                over.add(locks[alias].engine)
+    for each in (locks, async_locks):
+        each.close_where(over.__contains__)
     _last_read = Read(None)
 
 

@@ -12,7 +12,8 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.conf import settings as django_settings
@@ -150,8 +151,6 @@ def refuse_key_functions(lock: ViewLock) -> ViewLock:
 # Marks.
 
 _MARK: Final = "weblock_locks"
-MARK_OF_DECORATOR: Final = "weblock_decorator"
-"""The attribute of a decorator that has not got its view yet, which no URL should lead to: its lock."""
 
 
 def mark(view: Callable[..., Any], lock: ViewLock) -> None:
@@ -161,11 +160,11 @@ def mark(view: Callable[..., Any], lock: ViewLock) -> None:
     to the view.
     """
     setattr(view, _MARK, (lock, *marks_of(view)))
-    decorated.add((view.__module__, view.__qualname__))
+    decorated.add(view)
 
 
-decorated: Final[set[tuple[str, str]]] = set()
-"""The modules and names of the functions that ``@lock`` decorates."""
+decorated: Final[WeakSet[Callable[..., Any]]] = WeakSet()
+"""The functions that ``@lock`` has made."""
 
 
 def marks_of(view: object) -> tuple[ViewLock, ...]:
@@ -393,27 +392,21 @@ def _below(resolver: URLResolver, outer: tuple[Any, ...]) -> Iterator[RoutedView
             yield RoutedView((*outer, each))
 
 
-class ViewsAt(NamedTuple):
-    """What a route leads to."""
-
-    at_route: Sequence[RoutedView]
-    views: Sequence[object]
-    """These views, at whatever URL they are: REST framework's routers add ``/items/7.json`` to ``/items/7/``."""
-
-
 @functools.lru_cache(maxsize=1024)
-def views_at(route: str | re.Pattern[str], resolver: URLResolver) -> ViewsAt:
-    """Return the views at a route of a URL configuration, or at those that an expression matches."""
-    every = list(_below(resolver, ()))
+def views_at(
+    route: str | re.Pattern[str], resolver: URLResolver
+) -> Sequence[tuple[RoutedView, object]]:
+    """Return the views at a route of a URL configuration, or at those that an expression matches.
+
+    Each with what ``_identity`` returns for it.
+    """
     # A route may be translated: what counts is how it was written.
     with translation.override(None):
-        at = [
-            each
-            for each in every
+        return [
+            (each, _identity(each.view))
+            for each in _below(resolver, ())
             if (each.route == route if isinstance(route, str) else route.fullmatch(each.route))
         ]
-    meant = [_identity(each.view) for each in at]
-    return ViewsAt(at, [each.view for each in every if _identity(each.view) in meant])
 
 
 def _identity(view: Any) -> object:
@@ -433,36 +426,6 @@ _SELECTORS: Final = ("view", "namespace", "route", "methods")
 _FIELDS: Final = (*_SELECTORS, "key", "exempt", "guard", *_OPTIONS)
 
 
-class Rules:
-    """The rules of one alias, of which the first that matches a request counts."""
-
-    def __init__(self, given: object, *, alias: str) -> None:
-        """Read the rules. Raises ``ConfigurationError``, which names a rule that cannot work."""
-        name, entries = f"WEBLOCK[{alias!r}]['RULES']", given
-        if isinstance(given, list | tuple):
-            entries = {str(number): entry for number, entry in enumerate(given)}
-        if not isinstance(entries, Mapping):
-            raise ConfigurationError(
-                f"{name} is {given!r:.80}: give a list of rules, or a mapping of names to rules"
-            )
-        self._rules = tuple(
-            _view_rule(f"{name}.{label}", entry, alias) for label, entry in entries.items()
-        )
-
-    def __iter__(self) -> Iterator[ViewRule]:
-        return iter(self._rules)
-
-    def find(self, request: HttpRequest) -> ViewLock | None:
-        """Return what a request locks, given its view; ``None`` if nothing."""
-        resolved = request.resolver_match
-        assert resolved
-        method = (request.method or "GET").upper()
-        for rule in self._rules:
-            if rule.takes(method, resolved):
-                return rule.lock
-        return None
-
-
 @dataclass(frozen=True)
 class ViewRule:
     """Requests whose URL leads to certain views lock what the rule says."""
@@ -473,35 +436,47 @@ class ViewRule:
     methods: frozenset[str] | None
     lock: ViewLock | None
 
-    @property
-    def templates(self) -> tuple[KeyTemplate, ...]:
-        """The templates of its keys."""
-        return self.lock.templates if self.lock else ()
 
-    def takes(self, method: str, resolved: ResolverMatch) -> bool:
-        """Return whether it matches requests of this method to the view."""
-        return (self.methods is None or method in self.methods) and self.covers(resolved)
-
-
-def _view_rule(label: str, entry: Any, alias: str) -> ViewRule:
-    if not isinstance(entry, Mapping):
+def rules_of(given: object, *, alias: str) -> tuple[ViewRule, ...]:
+    """Read the rules of an alias. Raises ``ConfigurationError``, which names a rule that cannot work."""
+    name, entries = f"WEBLOCK[{alias!r}]['RULES']", given
+    if isinstance(given, list | tuple):
+        entries = {str(number): entry for number, entry in enumerate(given)}
+    if not isinstance(entries, Mapping):
         raise ConfigurationError(
-            f"{label} is {entry!r:.80}: give a dict with, for example, view and key"
+            f"{name} is {given!r:.80}: give a list of rules, or a mapping of names to rules"
         )
-    if strange := [each for each in entry if each not in _FIELDS]:
-        raise ConfigurationError(
-            f"{label} has {strange[0]!r:.80}, which is not an option of a rule; available: {', '.join(_FIELDS)}"
-        )
-    try:
-        return ViewRule(
-            label,
-            ", ".join(f"{name} {entry[name]!r}" for name in _SELECTORS if name in entry),
-            _condition(entry),
-            methods_of(entry.get("methods")),
-            _lock(entry, alias),
-        )
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{label}: {error.message}", code=error.code) from error
+    rules: list[ViewRule] = []
+    for each, entry in entries.items():
+        label = f"{name}.{each}"
+        if not isinstance(entry, Mapping):
+            raise ConfigurationError(
+                f"{label} is {entry!r:.80}: give a dict with, for example, view and key"
+            )
+        if strange := [each for each in entry if each not in _FIELDS]:
+            raise ConfigurationError(
+                f"{label} has {strange[0]!r:.80}, which is not an option of a rule; available:"
+                f" {', '.join(_FIELDS)}"
+            )
+        about = ", ".join(f"{name} {entry[name]!r}" for name in _SELECTORS if name in entry)
+        try:
+            methods = methods_of(entry.get("methods"))
+            rules.append(ViewRule(label, about, _condition(entry), methods, _lock(entry, alias)))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{label}: {error.message}", code=error.code) from error
+    return tuple(rules)
+
+
+def matching(
+    rules: Iterable[ViewRule], method: str | None, resolved: ResolverMatch
+) -> ViewRule | None:
+    """Return the rule that counts for a request: the first that matches it."""
+    for rule in rules:
+        if (not rule.methods or (method or "GET").upper() in rule.methods) and rule.covers(
+            resolved
+        ):
+            return rule
+    return None
 
 
 def _lock(entry: Mapping[str, Any], alias: str) -> ViewLock | None:
@@ -541,13 +516,15 @@ def _condition(entry: Mapping[str, Any]) -> Callable[[ResolverMatch], bool]:
         case {"route": str() | re.Pattern() as route, **others} if not others:
 
             def is_at(resolved: ResolverMatch) -> bool:
-                """Whether it is a view at the route, by whatever URL; what is exempt is exempt there only."""
-                found = views_at(route, get_resolver(get_urlconf()))
-                if not entry.get("exempt"):
-                    return any(each is resolved.func for each in found.views)
+                """Whether it is a view at the route, by whatever URL; what is exempt is exempt there only.
+
+                REST framework's routers add ``/items/7.json`` to ``/items/7/``.
+                """
+                there, view = views_at(route, get_resolver(get_urlconf())), _identity(resolved.func)
                 return any(
-                    each.view is resolved.func and each.resolved.route == resolved.route
-                    for each in found.at_route
+                    identity == view
+                    and (not entry.get("exempt") or each.resolved.route == resolved.route)
+                    for each, identity in there
                 )
 
             return is_at

@@ -90,12 +90,22 @@ class Command(BaseCommand):
                 case "check":
                     self._check(options["request"])
                 case "list":
-                    self._list(alias, options["prefix"], options["limit"], as_json=options["json"])
+                    infos = locks[alias].list(options["prefix"], limit=options["limit"])
+                    self._say(operating.listed(infos, as_json=options["json"]))
+                    if len(infos) == options["limit"]:
+                        self.stderr.write(operating.more_than(options["limit"]))
                 case "show":
                     info = locks[alias].inspect(options["key"])
                     self._say(operating.shown(options["key"], info, as_json=options["json"]))
                 case "release":
-                    self._release(alias, options["key"], options)
+                    said, _ = operating.release(
+                        locks[alias],
+                        options["key"],
+                        by=f"{getpass.getuser()} (manage.py)",
+                        agrees=None if options["force"] else self._agrees,
+                        gently=options["timeout"] if options["gently"] else None,
+                    )
+                    self._say(said)
                 case "run":
                     raise CommandError(
                         "weblock run works on the command line, directly after weblock, as in manage.py"
@@ -126,22 +136,6 @@ class Command(BaseCommand):
             raise CommandError(
                 f"nothing locks {' '.join(request)}" if request else "nothing is locked"
             )
-
-    def _list(self, alias: str, prefix: str, limit: int, *, as_json: bool) -> None:
-        infos = locks[alias].list(prefix, limit=limit)
-        self._say(operating.listed(infos, as_json=as_json))
-        if len(infos) == limit:
-            self.stderr.write(operating.more_than(limit))
-
-    def _release(self, alias: str, key: str, options: dict[str, Any]) -> None:
-        said, _ = operating.release(
-            locks[alias],
-            key,
-            by=f"{getpass.getuser()} (manage.py)",
-            agrees=None if options["force"] else self._agrees,
-            gently=options["timeout"] if options["gently"] else None,
-        )
-        self._say(said)
 
     def _agrees(self, question: str) -> bool:
         if not sys.stdin.isatty():
