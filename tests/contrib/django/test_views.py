@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 from typing import Any
 
 import pytest
@@ -332,6 +333,26 @@ def test_a_locked_method_that_a_handler_calls_acquires_by_itself(method: str, se
     assert not locks_of(view, method)
     serve(item__pk=view)
     assert fetch("/item/7", method).json()["keys"] == [HELD]
+
+
+@lock("item:{pk}")
+def keys_of_one(request: HttpRequest, pk: str) -> HttpResponse:
+    return JsonResponse(sorted(each.key for each in locks["default"].list()), safe=False)
+
+
+@pytest.mark.parametrize("locks_it", [True, False], ids=["locked", "unlocked"])
+@pytest.mark.parametrize("by_name", [True, False], ids=["by name", "by place"])
+def test_a_view_that_another_calls_locks_what_it_is_given(
+    by_name: bool, locks_it: bool, serve: Any
+) -> None:
+    """An equal lock that the request holds for another row is none for the row of the call."""
+
+    def first(request: HttpRequest, pk: str) -> HttpResponse:
+        return keys_of_one(request, pk="8") if by_name else keys_of_one(request, "8")
+
+    serve(item__pk=lock("item:{pk}")(first) if locks_it else first)
+    response = fetch("/item/7")
+    assert json.loads(response.content) == (["item:7", "item:8"] if locks_it else ["item:8"])
 
 
 class Overridden(OnPostItself):

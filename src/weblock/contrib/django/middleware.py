@@ -23,6 +23,7 @@ from ..._options import HoldOptions
 from ..._runtime.runtimes import drive
 from ...aio import AsyncLease
 from ...errors import ConfigurationError, WeblockError
+from ...keys import signature_of
 from ...sync import Lease
 from ..kit import methods_of
 from ..kit.guarding import GuardKind
@@ -239,6 +240,18 @@ def _shown(request: HttpRequest) -> object:
     return found
 
 
+def _request_of(view: View, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> HttpRequest:
+    # It is the first argument, or the second of a method.
+    for each in (*args[:2], kwargs.get("request")):
+        request = getattr(each, "_request", each)  # Django REST framework wraps it.
+        if isinstance(request, HttpRequest):
+            return request
+    raise TypeError(
+        f"@lock found no request among the arguments of {view!r}: it decorates views, and other"
+        ' functions hold their locks with locks["default"].hold'
+    )
+
+
 async def _serve(
     kind: type[ThreadLeases | TaskLeases],
     together: tuple[ViewLock, ...],
@@ -250,28 +263,26 @@ async def _serve(
 
     In a thread, nothing of this suspends.
     """
-    # The request is the first argument, or the second of a method.
-    for each in (*args[:2], kwargs.get("request")):
-        request = getattr(each, "_request", each)  # Django REST framework wraps it.
-        if isinstance(request, HttpRequest):
-            break
-    else:
-        raise TypeError(
-            f"@lock found no request among the arguments of {view!r}: it decorates views, and other"
-            ' functions hold their locks with locks["default"].hold'
-        )
+    request = _request_of(view, args, kwargs)
     wanted, run = together[0], partial(view, *args, **kwargs)
     if wanted.methods and not wanted.takes(request.method):
         response = run()
         return await response if kind is TaskLeases and inspect.isawaitable(response) else response
-    outer = locks_of_request(request)
-    if outer and wanted in outer.by_lock:
-        return await _work(kind, outer, wanted, run)
-    held = outer or kind(request)
-    together = tuple(each for each in together if each.takes(request.method))
     match = request.resolver_match
     # The parts of the URL as the view gets them: a framework may have converted them.
     values = {**(match.kwargs if match else {}), **kwargs}
+    if (
+        args and getattr(args[-1], "_request", args[-1]) is not request
+    ):  # Code of the project calls it.
+        values.update(signature_of(view).bind_partial(*args).arguments)
+    outer = locks_of_request(request)
+    if outer and (keys := outer.by_lock.get(wanted)) is not None:
+        # A view that calls another may give it other values.
+        is_same = values == outer.values[wanted]
+        if is_same or keys == await wanted.keys_of(request, values, kind.call):
+            return await _work(kind, outer, wanted, run)
+    held = outer or kind(request)
+    together = tuple(each for each in together if each.takes(request.method))
     # A decorator above may have read rows for the view, which are arguments or kept by its instance.
     given = [*args, *getattr(instance_of(view, args), "__dict__", {}).values()]
 

@@ -86,10 +86,12 @@ class ViewLeases(RequestLeases[BaseLease]):
         current: Any = checked_at_commit.get()
         self._outer: ViewLeases | None = None if current is None or current.over else current
         self._shown: tuple[ViewLock, bool] | None = None
-        self._taken: dict[ViewLock, BaseLease] = {}
+        self._taken: dict[ViewLock, BaseLease | None] = {}
         """The lease of each lock all of whose keys were acquired at once."""
         self.by_lock: dict[ViewLock, tuple[CheckedKey, ...]] = {}
         """The keys of each lock that was acquired."""
+        self.values: dict[ViewLock, Mapping[str, object]] = {}
+        """What the keys of each lock were made of."""
         self.has_committed = False
         """Whether a COMMIT of this request has succeeded."""
         self.written_to: Final[set[Any]] = set()
@@ -191,6 +193,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         call, read, had = self.call, current(), len(self.leases)
         wanted: dict[ViewLock, tuple[CheckedKey, ...]] = {}
         each_of: list[tuple[ViewLock, BaseLocks, Sequence[CheckedKey]]] = []
+        taken: dict[ViewLock, BaseLease | None] = dict.fromkeys(of)
         try:
             for lock in of:
                 keys = wanted[lock] = await lock.keys_of(self.request, values, call)
@@ -216,7 +219,7 @@ class ViewLeases(RequestLeases[BaseLease]):
                 finally:
                     self._waiting = False
                 if len(missing) == len(wanted[lock]):
-                    self._taken[lock] = lease
+                    taken[lock] = lease
         except WeblockError as error:
             self._refused = lock, ref(error)
             raise
@@ -225,7 +228,10 @@ class ViewLeases(RequestLeases[BaseLease]):
             if settings.asked_by(lock.guard):
                 self.guard = self.guard or Guard()
                 self.guard.add(self.lease_of(its_locks, wanted[lock]), settings, locks[lock.alias])
+        self._shown = None
         self.by_lock.update(wanted)
+        self._taken.update(taken)
+        self.values.update(dict.fromkeys(wanted, values))
         self.book.check()  # Some may have been lost while we waited for others.
         if self.guard:
             await call(self.guard.write)
