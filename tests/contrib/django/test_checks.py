@@ -67,6 +67,7 @@ def test_nothing_is_wrong(project: Any, tmp_path: Path) -> None:
     ("setting", "message"),
     [
         ({"default": {"URL": "carrier-pigeon://"}}, "carrier-pigeon"),
+        ({"default": {"URL": "carrier-pigeon://", "GUARD": "database"}}, "carrier-pigeon"),
         ({"default": {"WIAT": 5}}, "'WIAT'"),
         ({"default": {"TTL": -1}}, "ttl=-1"),
         ({"default": {}, "jobs": {"CACHE": "default"}}, "WEBLOCK['jobs'] has 'CACHE'"),
@@ -79,7 +80,8 @@ def test_nothing_is_wrong(project: Any, tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_cannot_work(setting: Any, message: str, project: Any) -> None:
-    """What cannot work in WEBLOCK is an error, which names it."""
+    """What cannot work in WEBLOCK is an error, which names it, and other checks go on."""
+    project.ROOT_URLCONF = urls(items=lock("create_item")(items))
     project.WEBLOCK = setting
     assert message in found()["weblock.E001"]
 

@@ -48,6 +48,7 @@ from .view_lock import (
 
 View = Callable[..., Any]
 F = TypeVar("F", bound=View)
+L = TypeVar("L", Lease, AsyncLease)
 
 
 class LockMiddleware:
@@ -209,35 +210,27 @@ def lease_of(request: HttpRequest) -> Lease:
     Raises ``ConfigurationError`` where no lock is held, or in an async view, which has an
     ``AsyncLease``.
     """
-    found = _shown(request)
-    if isinstance(found, Lease):
-        return found
-    raise ConfigurationError(
-        "lease_of was called in an async view: use async_lease_of, whose lease is awaited",
-        code="no_lease",
-    )
+    other = "in an async view: use async_lease_of, whose lease is awaited"
+    return _shown(request, Lease, f"lease_of was called {other}")
 
 
 def async_lease_of(request: HttpRequest) -> AsyncLease:
     """Return what the request of an async view holds. Raises ``ConfigurationError``, as ``lease_of``."""
-    found = _shown(request)
-    if isinstance(found, AsyncLease):
-        return found
-    raise ConfigurationError(
-        "async_lease_of was called in a view that is not async: use lease_of",
-        code="no_lease",
-    )
+    other = "in a view that is not async: use lease_of"
+    return _shown(request, AsyncLease, f"async_lease_of was called {other}")
 
 
-def _shown(request: HttpRequest) -> object:
+def _shown(request: HttpRequest, kind: type[L], otherwise: str) -> L:
     found = getattr(request, "weblock", None)
+    if isinstance(found, kind):
+        return found
     if found is None:
         raise ConfigurationError(
             f"the request to {request.path!r:.100} holds no lock: put @lock on its view, or write a"
             " rule for it",
             code="no_lease",
         )
-    return found
+    raise ConfigurationError(otherwise, code="no_lease")
 
 
 def _request_of(view: View, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> HttpRequest:

@@ -80,8 +80,9 @@ class ViewLock(LockSpec):
         Raises ``ConfigurationError`` for a part of the URL that it lacks.
         """
         match = request.resolver_match
-        if "object_id" in values and match and (admin := getattr(match.func, "model_admin", None)):
-            pk = await call(_pk_of_admin, request, admin, str(values["object_id"]))
+        text = values.get("object_id")  # None on a page that adds a row.
+        if text is not None and match and (admin := getattr(match.func, "model_admin", None)):
+            pk = await call(_pk_of_admin, request, admin, str(text))
             values = {**values, "object_id": pk}
         made: dict[Any, object] = {}
         if functions := self.functions:
