@@ -150,6 +150,13 @@ def locks() -> Iterator[Locks]:
         yield locks
 
 
+@pytest.fixture(scope="module")
+def memcached() -> Iterator[tuple[str, int]]:
+    """The address of a server."""
+    with contextlib.closing(Memcached()) as server:
+        yield "127.0.0.1", server.port
+
+
 @pytest.fixture
 def key() -> str:
     """A key that no other test has in a cache of theirs."""
@@ -274,14 +281,13 @@ class TestKeeping:
         client.close()
 
     @pytest.mark.parametrize("expiry", [LONG, 40 * 86400])
-    def test_clients_of_memcached(self, locks, key, expiry) -> None:
+    def test_clients_of_memcached(self, locks, key, memcached, expiry) -> None:
         """What is fresh for longer than a month is kept, though memcached counts no further."""
         computing = Computing()
-        with contextlib.closing(Memcached()) as server:
-            client = pymemcache.Client(("127.0.0.1", server.port))
-            for _ in range(2):
-                assert locks.cached(key, computing, expiry=expiry, cache=client) == 1
-            client.close()
+        client = pymemcache.Client(memcached)
+        for _ in range(2):
+            assert locks.cached(key, computing, expiry=expiry, cache=client) == 1
+        client.close()
 
     @pytest.mark.parametrize(
         "client_of",
@@ -294,14 +300,15 @@ class TestKeeping:
         ],
         ids=["plain", "pooled", "hash", "own", "retrying"],
     )
-    def test_every_client_of_memcached_is_told_of_the_expiry(self, locks, key, client_of) -> None:
+    def test_every_client_of_memcached_is_told_of_the_expiry(
+        self, locks, key, memcached, client_of
+    ) -> None:
         """An entry is gone from memcached when it is no longer served, whichever class wraps the client."""
-        with contextlib.closing(Memcached()) as server:
-            client = client_of(("127.0.0.1", server.port))
-            locks.cached(key, lambda: 1, expiry=0.5, cache=client)
-            assert client.get(key) is not None
-            eventually(lambda: client.get(key) is None)
-            client.close()
+        client = client_of(memcached)
+        locks.cached(key, lambda: 1, expiry=0.5, cache=client)
+        assert client.get(key) is not None
+        eventually(lambda: client.get(key) is None)
+        client.close()
 
     @pytest.mark.parametrize(
         ("driver", "word"), [("memcache", "time"), ("aiomcache", "exptime"), ("pylibmc", None)]

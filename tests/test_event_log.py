@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers import Server
-from tests.support.waiting import PATIENCE, eventually
-from weblock import EngineUnavailable, Locks, LockTimeout
+from tests.support.waiting import eventually
+from weblock import Locks, LockTimeout
 from weblock._runtime import observing
 from weblock.events import (
     EVENTS,
@@ -255,28 +254,6 @@ def test_a_line_is_not_without_end(caplog: pytest.LogCaptureFixture) -> None:
     observing.write(event)
     (record,) = records(caplog, event.engine)
     assert len(record.getMessage()) < 1000
-
-
-def test_a_dead_server_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Requests to a server that is down are one warning, and it is told when it is back."""
-    with Server() as server:
-        url = server.url(recovery="off", timeout=PATIENCE)
-        with Locks.from_url(url, wait=0) as locks:
-            locks.acquire("a").release()
-            engine = locks.engine
-            server.kill()
-            for _ in range(3):
-                with pytest.raises(EngineUnavailable):
-                    locks.acquire("a")
-            with pytest.raises(EngineUnavailable):
-                locks.ping()
-            server.start()
-            eventually(locks.ping, despite=EngineUnavailable)
-    outage = ("unavailable", "available")
-    lines = [each for each in records(caplog, engine) if each.__dict__["event"] in outage]
-    assert [each.levelname for each in lines] == ["WARNING", "INFO"]
-    assert "is unavailable" in lines[0].getMessage()
-    assert lines[1].__dict__["requests"] >= 4
 
 
 @pytest.mark.parametrize("logger", ["weblock", None])

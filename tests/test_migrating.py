@@ -1,4 +1,4 @@
-"""The page on migration: the code that was copied fails, and the lines that replace it do not."""
+"""The page on migration: copied code fails, as another page says, and what replaces it does not."""
 
 from __future__ import annotations
 
@@ -149,27 +149,8 @@ class TestALockMadeOfCacheAdd:
     def cache(self) -> CountingCache:
         return self.CountingCache(uuid.uuid4().hex, {})
 
-    def test_the_copied_one_computes_again_and_again(self, cache) -> None:
-        """Whoever waited for the lock does not look a second time."""
-        work = Work(lambda: eventually(lambda: cache.misses >= MANY))
-        at_once(lambda: self.page.cache_without_dogpiling(cache, "key", work, 60), MANY)
-        assert work.calls == MANY
-
     def test_cached_computes_once(self, cache, locks) -> None:
         """All get what the first has computed."""
         work = Work(lambda: eventually(lambda: cache.misses >= MANY))
         assert at_once(lambda: self.page.top_books(locks, cache, work), MANY) == {"value"}
         assert work.calls == 1
-
-    def test_the_copied_one_never_keeps_none(self, cache) -> None:
-        """``None`` looks like a miss there."""
-        work = Work(made=None)
-        for _ in range(3):
-            self.page.cache_without_dogpiling(cache, "key", work, 60)
-        assert work.calls == 3
-
-    def test_the_copied_lock_is_too_short(self, cache) -> None:
-        """When the work outlasts the lock, the next one is at it, too."""
-        work = Work(lambda: eventually(lambda: work.most == 2))
-        at_once(lambda: self.page.cache_without_dogpiling(cache, "key", work, 60, 0.1), 2)
-        assert work.most == 2

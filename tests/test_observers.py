@@ -166,18 +166,6 @@ def test_observers_may_come_and_go(url: str) -> None:
     assert [event.key for event in all_of_process if event.engine == url] == ["a", "a", "b", "b"]
 
 
-def test_locks_made_later_are_observed_too(url: str) -> None:
-    """An observer of the process is told of what is made after it."""
-    heard = Heard()
-    stop = observe(heard.observer)
-    try:
-        with Locks.from_url(url) as locks:
-            locks.acquire("a").release()
-    finally:
-        stop()
-    assert [event.name for event in heard if event.engine == url] == ["acquired", "released"]
-
-
 async def test_immediate_observers_run_in_the_context_of_the_caller(url: str) -> None:
     """An immediate observer is called in the task that acquires and releases."""
     tasks: list[Any] = []

@@ -130,21 +130,6 @@ def test_adapters_use_no_private_name_of_the_api_classes(path: Path) -> None:
     assert list(taken_from_api(ast.parse(path.read_text()), names_of_api())) == []
 
 
-@pytest.mark.parametrize(
-    "spelling",
-    [
-        "locks._locker",
-        "def f(lease): return lease._holdings",
-        "getattr(lease, '_holdings')",
-        "class Own(AsyncLease):\n    def f(self): return self._locker",
-        "AsyncLease._when",
-    ],
-)
-def test_each_spelling_of_a_private_name_is_seen(spelling: str) -> None:
-    """The test above looks."""
-    assert len(list(taken_from_api(ast.parse(spelling), names_of_api()))) == 1
-
-
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     """A socket that stands for a server: the test accepts its connections."""

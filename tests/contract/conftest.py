@@ -7,6 +7,7 @@ Two marks, and what an engine shares with another, spare what would be tested tw
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -69,6 +70,8 @@ def _apis(test: pytest.Item, promises: Promises) -> list[str]:
         return list(APIS)
     if promises.api and test.get_closest_marker("costly"):
         return [promises.api]
+    if promises.by_turns:
+        return [promises.apis[zlib.crc32(test.name.encode()) % len(promises.apis)]]
     return list(promises.apis)
 
 

@@ -48,7 +48,9 @@ class Promises:
     """The API of the tests that cost much, where another engine has both: the same code, or part of it."""
     apis: tuple[str, ...] = ("sync", "asyncio")
     """The APIs of all other tests. What runs the same Python as another engine has one, or none."""
-    sections: int = 2_560
+    by_turns: bool = False
+    """Each test has one of its APIs, by turns: both ask the store, which is the same, in their own way."""
+    sections: int = 1_280
     """Of how many it is shown, all on one key, that none overlap."""
 
 
@@ -62,6 +64,7 @@ ENGINES = {
     ),
     "noop": Promises(
         lambda tmp: f"noop://{uuid.uuid4().hex}",
+        by_turns=True,
         locks=False,
         queue=False,
         processes=False,
@@ -80,8 +83,8 @@ ENGINES = {
         several=True,
         texts=True,
         api="asyncio",
-        apis=("asyncio",),
-        sections=1_024,
+        apis=(),
+        sections=512,
     ),
     "postgresql": Promises(
         lambda tmp: fresh_postgresql(),
@@ -91,14 +94,20 @@ ENGINES = {
         apis=("sync",),
         sections=256,
     ),
-    "zookeeper": Promises(lambda tmp: fresh_zookeeper(), several=True, api="sync", sections=384),
-    "redlock-3": Promises(lambda tmp: fresh_quorum(3, **PATIENT), api="asyncio", sections=1_024),
+    "zookeeper": Promises(
+        lambda tmp: fresh_zookeeper(), several=True, api="sync", by_turns=True, sections=256
+    ),
+    "redlock-3": Promises(
+        lambda tmp: fresh_quorum(3, **PATIENT), api="asyncio", by_turns=True, sections=512
+    ),
     "redlock-5": Promises(
-        lambda tmp: fresh_quorum(5, **PATIENT), api="sync", apis=(), sections=1_024
+        lambda tmp: fresh_quorum(5, **PATIENT), api="sync", apis=(), sections=512
     ),
     # It keeps every promise, but cannot wake another process: a waiter there looks, some milliseconds
     # later, so that a hot key changes hands a tenth as often.
-    "memcached": Promises(lambda tmp: fresh_memcached(), several=True, api="asyncio", sections=512),
+    "memcached": Promises(
+        lambda tmp: fresh_memcached(), several=True, api="asyncio", by_turns=True, sections=256
+    ),
 }
 
 OF_EACH_KIND = {"memory", "noop", "file", "valkey"}

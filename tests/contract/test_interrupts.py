@@ -20,7 +20,7 @@ from weblock.stores.url import open_engine as open_another
 
 FDS = Path("/dev/fd")
 
-SECONDS = 1.0 if "WEBLOCK_QUICK" in os.environ else 4.0
+SECONDS = 1.0 if "WEBLOCK_QUICK" in os.environ else 2.0
 """How long the lines of one engine are tried; all of them are with WEBLOCK_LONG=1."""
 
 FEWEST = 6

@@ -362,30 +362,6 @@ async def test_users_words_for_a_loss(locks, endpoint):
     assert exchange.headers["access-control-allow-origin"] == "*"
 
 
-@pytest.mark.parametrize("media_type", ["text/event-stream", "text/plain"])
-async def test_a_stream_breaks_off(locks, media_type):
-    """A stream is cut where its lease is lost, also one that waits: it never looks complete."""
-    app = FastAPI()
-    install(app, locks, hold_back=0)
-
-    async def parts(lease):
-        yield b"data: first\n\n"
-        lose(lease)
-        await asyncio.sleep(NEVER)
-        yield b"data: second\n\n"
-
-    @app.post("/items")
-    async def stream(lease: Held) -> StreamingResponse:
-        return StreamingResponse(parts(lease), media_type=media_type)
-
-    exchange = Exchange()
-    await exchange.served_by(app)
-    assert exchange.status == 200
-    assert exchange.body == b"data: first\n\n"
-    assert not exchange.complete
-    assert await locks.try_acquire("x")
-
-
 async def test_a_stream_that_is_held_back_breaks_off(app, monkeypatch):
     """A stream whose lease is lost before its first part has left is cut when that leaves."""
     monkeypatch.setattr("weblock.contrib.kit.bodies.STREAMS_AFTER", 0.05)

@@ -11,7 +11,7 @@ from typing import Annotated
 import pytest
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Request, WebSocket
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 
 from tests.support.aio import eventually, until_waited_for
 from tests.support.http import client_of
@@ -64,29 +64,6 @@ async def test_a_def_dependency_waits_in_a_thread_that_is_used_again(locks, inst
 
 
 class TestTheDependency:
-    @pytest.mark.parametrize(
-        ("key", "options"),
-        [
-            ("{", {}),
-            ("", {}),
-            ("{a}{b}", {}),
-            ("a", {"ttl": 0}),
-            ("a", {"wait": -1}),
-            ("a", {"max_hold": "1"}),
-            ("a", {"max_waiters": 1.5}),
-        ],
-    )
-    def test_what_cannot_work_is_refused_where_it_is_written(self, key, options):
-        """A template or an option that cannot work raises when the module is imported."""
-        with pytest.raises(ConfigurationError):
-            lock(key, **options)
-
-    @pytest.mark.parametrize(("keys", "options"), [([], {}), (["a"], {"namespace": "b"})])
-    def test_arguments_that_do_not_exist_are_a_type_error(self, keys, options):
-        """So does a call without keys, or with an option that no single lock has."""
-        with pytest.raises(TypeError):
-            lock(*keys, **options)
-
     async def test_the_same_lock_at_every_level_is_one_lease(self, locks):
         """App, router, route, parameter and a longer lock: the key is acquired once, not again."""
         app = FastAPI(dependencies=[Depends(lock("x"))])
@@ -306,29 +283,6 @@ class TestWhoIsToldWhat:
         assert await locks.inspect("x") is None
 
 
-class TestHoldersAndWaiters:
-    async def test_the_body_arrives_unharmed_where_it_was_waited_for(self, app, locks):
-        """Chunks that come while the request waits for its lock are read, in order, afterwards."""
-        chunks = [bytes([number]) * 1000 for number in range(100)]
-
-        @app.post("/items", dependencies=[Depends(lock("x", wait=60))])
-        async def create(request: Request) -> str:
-            return (await request.body()).hex()
-
-        exchange = Exchange(body=None)
-        holder = await locks.acquire("x")
-        served = exchange.served_by(app)
-        for chunk in chunks:
-            exchange.says({"type": "http.request", "body": chunk, "more_body": True})
-        await eventually(lambda: exchange.incoming.qsize() < 60)
-        read_ahead = len(chunks) - exchange.incoming.qsize()
-        assert read_ahead * 1000 < 70_000
-        await holder.release()
-        exchange.says({"type": "http.request", "body": b"", "more_body": False})
-        await served
-        assert json.loads(exchange.body) == b"".join(chunks).hex()
-
-
 class TestLongResponses:
     async def test_an_application_that_does_not_return_answers_in_time(self, locks):
         """With ``hold_back``, a complete response is sent after so long, whatever is done behind it."""
@@ -379,34 +333,6 @@ class TestLongResponses:
         with pytest.raises(CommitFailed):
             await exchange.served_by(app)
         assert exchange.status == 500
-
-    @pytest.mark.parametrize(
-        ("media_type", "size", "hold_back"),
-        [("text/event-stream", 1, 60), ("text/plain", 2**20 + 1, 60), ("text/plain", 1, 0.01)],
-    )
-    async def test_a_stream_flows(self, locks, media_type, size, hold_back):
-        """Events, long bodies and slow ones are sent as they are made, inside the lock."""
-        app = FastAPI()
-        install(app, locks, hold_back=hold_back)
-        seen = asyncio.Event()
-
-        async def parts():
-            yield b"a" * size
-            await seen.wait()
-            assert await locks.try_acquire("x") is None
-            yield b"b"
-
-        @app.post("/items", dependencies=[Depends(lock("x"))])
-        async def stream() -> StreamingResponse:
-            return StreamingResponse(parts(), media_type=media_type)
-
-        exchange = Exchange()
-        served = exchange.served_by(app)
-        await eventually(lambda: len(exchange.sent) > 1)
-        seen.set()
-        await served
-        assert exchange.body == b"a" * size + b"b"
-        assert await locks.try_acquire("x")
 
 
 class TestWebsockets:

@@ -199,29 +199,6 @@ class TestAnswers:
             ):
                 app.test_client().get("/")
 
-    @pytest.mark.parametrize("own", [False, True])
-    def test_a_loss(self, app, web, locks, own):
-        """What was lost is not reported as done, however it is noticed."""
-        if own:
-            app.register_error_handler(LeaseLost, lambda error: (f"lost by {request.path}", 503))
-
-        @app.get("/found")
-        @web.lock("x")
-        def found():
-            lose(locks, lease_of())
-            lease_of().check()
-
-        @app.get("/silent")
-        @web.lock("x")
-        def silent():
-            lose(locks, lease_of())
-            return "done"
-
-        for path in ("/found", "/silent"):
-            done = app.test_client().get(path)
-            assert done.status_code == 503
-            assert done.text == f"lost by {path}" if own else "lease_lost" in done.text
-
 
 class TestTheRelease:
     @pytest.mark.parametrize("kind", ["plain", "async", "stream", "context"])

@@ -141,6 +141,10 @@ async def shop(request, locks, tmp_path):
     await found.close()
 
 
+in_two_ways = pytest.mark.parametrize("shop", ["sqlite-def", "postgresql-asyncpg"], indirect=True)
+"""For what is decided before a driver is asked."""
+
+
 def order(session, request, _tasks):
     """Add an order, commit, and answer by its number."""
     made = Order(amount=int(request.query_params.get("amount", 1)))
@@ -195,6 +199,7 @@ def answered(status):
     return ends_with(lambda: JSONResponse(None, status))
 
 
+@in_two_ways
 @pytest.mark.parametrize(
     ("work", "status"),
     [
@@ -216,6 +221,7 @@ async def test_what_is_not_stored_is_not_committed(shop, work, status):
     assert shop.rows() == (0, 0)
 
 
+@in_two_ways
 async def test_an_error_that_was_returned_and_a_redirect_are_stored(shop):
     """A handler that returns them has decided; other work of the handler is committed with them."""
     shop.add("/422", answered(422))
@@ -454,6 +460,7 @@ async def test_work_that_nobody_has_committed_is_committed_with_the_answer(shop)
     assert shop.rows() == (1, 2)
 
 
+@in_two_ways
 @pytest.mark.parametrize("how", ["begin", "function", "mounted", "raises"])
 async def test_it_works_wherever_sessions_and_applications_end(shop, how):
     """The session ends before or after the response, and a mounted application answers errors by itself."""
@@ -490,6 +497,7 @@ async def test_it_works_wherever_sessions_and_applications_end(shop, how):
     assert shop.rows() == ((0, 0) if how == "raises" else (1, 1))
 
 
+@in_two_ways
 @pytest.mark.parametrize("commits", [False, True])
 async def test_a_lock_comes_before_the_session_is_used(shop, commits, caplog):
     """Afterwards its transaction cannot be ended for the wait, not by ``session.commit()``; the error says so."""
@@ -526,6 +534,7 @@ async def test_a_lock_comes_before_the_session_is_used(shop, commits, caplog):
     assert shop.rows() == (1, 1)
 
 
+@in_two_ways
 @pytest.mark.parametrize("writes", [True, False])
 async def test_a_lock_that_is_released_before_the_commit_is_reported(shop, caplog, writes):
     """``session.commit()`` is a savepoint: the next holder would read old rows."""
@@ -569,6 +578,7 @@ async def test_a_conflict_inside_is_for_the_application(shop):
     assert shop.rows() == (2, 1)
 
 
+@in_two_ways
 @pytest.mark.parametrize("how", ["sql", "connection", "rollback", "guard"])
 async def test_what_would_commit_without_the_answer_is_rejected(shop, how):
     """Nothing is committed, and the error says what to do instead."""
@@ -669,6 +679,7 @@ async def test_work_that_mariadb_has_rolled_back_is_not_answered(locks):
         await shop.close()
 
 
+@in_two_ways
 async def test_answers_are_bounded_for_each_caller_and_expire(shop):
     """At the bound nothing runs; other callers have bounds of their own; a replay is no new answer."""
     shop.add("/orders", order, max_answers=1)
@@ -684,6 +695,7 @@ async def test_answers_are_bounded_for_each_caller_and_expire(shop):
     assert shop.ran == ["/orders"] * 3
 
 
+@in_two_ways
 async def test_without_the_database_nothing_runs(shop):
     """503, and a database without the table is a mistake that its error explains."""
     shop.add("/orders", order)
@@ -704,6 +716,7 @@ async def test_without_the_database_nothing_runs(shop):
     assert shop.ran == []
 
 
+@in_two_ways
 async def test_rows_read_before_the_lock_are_read_again(shop):
     """Authentication may have read them with the same session."""
     shop.add("/orders", order)

@@ -5,15 +5,13 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from flask import Flask, Response, abort, jsonify, redirect, request
+from flask import Flask, Response, abort, jsonify, request
 from flask_sqlalchemy import SQLAlchemy
 
 from tests.servers.postgres import shared_postgres
-from tests.support.events import Heard
 from weblock import ConfigurationError, Locks
 from weblock.contrib.flask import WebLock
 from weblock.contrib.sqlalchemy import answer_table
-from weblock.events import Repeated
 
 
 class Shop:
@@ -119,17 +117,6 @@ def test_what_is_not_stored_is_not_committed(shop, how):
     assert len(shop.ran) == 2
 
 
-def test_an_error_that_was_returned_and_a_redirect_are_stored(shop):
-    """A view that returns them has decided."""
-    shop.add("/422", lambda: ("no", 422))
-    shop.add("/302", lambda: redirect("/x"))
-    for path in ("/422", "/302"):
-        answers = [shop.post(path) for _ in range(2)]
-        assert [each.status_code for each in answers] == [int(path[1:])] * 2
-        assert answers[1].headers["Idempotency-Replayed"] == "true"
-    assert shop.rows() == (2, 2)
-
-
 def test_forms_are_compared_by_their_parts(shop):
     """A client chooses another boundary each time, and a function before the request may have read a file."""
 
@@ -208,18 +195,6 @@ def test_a_second_session_in_the_view_is_rejected(shop, fails):
         with pytest.raises(ConfigurationError, match="uses a second"):
             shop.post()
     assert shop.rows() == (0, 0)
-
-
-def test_many_at_once_are_executed_once(shop):
-    """The others wait, and get the answer."""
-    heard = Heard()
-    shop.locks.observe(heard.observer)
-    shop.add("/orders", lambda: str(len(shop.ran)), wait=30)
-    with ThreadPoolExecutor(8) as clients:
-        answers = list(clients.map(lambda _: shop.post(), range(8)))
-    assert [each.outcome for each in heard.of(Repeated)] == ["replayed"] * 7
-    assert {each.text for each in answers} == {"1"}
-    assert shop.rows() == (1, 1)
 
 
 def test_of_two_that_were_executed_only_one_is_committed(shop):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import pytest
 from fastapi import BackgroundTasks, Depends, FastAPI, Request
-from flask import Flask, request
+from flask import Flask
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from tests.support import aio
@@ -121,24 +121,6 @@ async def test_an_endpoint_that_acquires_by_itself_does_so_by_its_application(
     _add_layers(app, url, rule_is_outside=rule_is_outside)
     async with client_of(app) as client:
         assert (await client.post(path)).json() == ["stock"]
-    assert _keys_of(url, "shop") == []
-
-
-@pytest.mark.parametrize("path", ["/orders", "/returns"])
-def test_a_view_that_acquires_by_itself_does_so_by_its_application(url: str, path: str) -> None:
-    """The same for a view of Flask and the locks of ``WebLock``."""
-    app = Flask(__name__)
-    app.wsgi_app = wsgi.LockMiddleware(  # type: ignore[method-assign]
-        app.wsgi_app, url, [RULES["wsgi"]], namespace="rules"
-    )
-    WebLock(app, url, namespace="shop")
-
-    @app.post(path)
-    def serve() -> list[str]:
-        request_locks(request.environ).acquire("stock")
-        return _keys_of(url, "shop")
-
-    assert app.test_client().post(path).json == ["stock"]
     assert _keys_of(url, "shop") == []
 
 

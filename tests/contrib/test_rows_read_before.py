@@ -204,7 +204,7 @@ class Asyncio:
         await self.engine.dispose()
 
 
-@pytest.fixture(params=["blocking", "asyncpg", "psycopg"])
+@pytest.fixture(params=["blocking", "asyncpg"])
 async def parts(request, server):
     """What an application is made of, with each kind of session; a function of its options."""
     made = []

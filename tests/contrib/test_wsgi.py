@@ -504,24 +504,6 @@ class TestTheClient:
         monkeypatch.setattr(acquiring, "LOOK", 0.01)
         return seen
 
-    def test_leaves_the_queue(self, locks, client, looks):
-        """Its application does not run, and its place is free."""
-        gone, shown = client
-        ran = []
-
-        def app(environ, start_response):
-            ran.append(True)
-            return plain(environ, start_response)
-
-        rules = [Rule("/items", key="items", wait=None)]
-        with ThreadPoolExecutor(1) as thread, locks.hold("items"):
-            waiting = thread.submit(served, app, locks, rules, **shown)
-            eventually(lambda: waiters(locks, "items") == 1)
-            gone.set()
-            assert waiting.result().status == 499
-            eventually(lambda: waiters(locks, "items") == 0)
-        assert not ran
-
     def test_leaves_between_two_attempts(self, locks, client, looks):
         """So does one that asks again and again, instead of standing in the queue."""
         gone, shown = client
@@ -598,34 +580,3 @@ class _Gone(threading.Event):
     def set(self):
         self._connection.close()
         super().set()
-
-
-class TestFrameworks:
-    """Each by the middleware, without a word of weblock in the application; Flask has more of its own."""
-
-    RULES = (Rule("/items/{item_id:int}", methods=["POST"], key="item:{item_id}", wait=0),)
-
-    def check(self, app, locks):
-        """The application holds the key of what its router makes of the path, and refuses when it is busy."""
-        layer = LockMiddleware(validator(app), locks, self.RULES)
-        for path in ("/items/7", "/items/007"):
-            assert Gateway(layer, path=path).serve().text == b"item:7"
-        assert locks.list() == []
-        with locks.hold("item:7"), ThreadPoolExecutor(1) as thread:
-            assert thread.submit(Gateway(layer, path="/items/7").serve).result().status == 409
-
-    # It imports what Python and setuptools have deprecated: cgi and pkg_resources.
-    @pytest.mark.filterwarnings("ignore:.*deprecated")
-    def test_pyramid(self, locks):
-        """A view of a route."""
-        from pyramid.config import Configurator
-        from pyramid.response import Response
-
-        def view(request):
-            assert int(request.matchdict["item_id"]) == 7
-            return Response(locks.list()[0].key)
-
-        with Configurator() as config:
-            config.add_route("item", "/items/{item_id}")
-            config.add_view(view, route_name="item")
-            self.check(config.make_wsgi_app(), locks)

@@ -10,7 +10,6 @@ import pytest
 
 from .simulation.campaign import CORE, noticed, on_all_processors
 from .simulation.mutants import MUTANTS
-from .simulation.properties import PROPERTIES
 
 LIMIT = 4_000
 """Schedules that a mutant may survive."""
@@ -37,25 +36,6 @@ def test_no_mutant_survives(capsys: pytest.CaptureFixture[str]) -> None:
         sys.stdout.write("\n" + "\n".join(_told(deaths)) + "\n")
     survivors = [MUTANTS[death.mutant].name for death in deaths if not death.cause]
     assert not survivors, f"survived {LIMIT} schedules"
-
-
-def test_mutants_are_named_apart() -> None:
-    """There are enough of them, no two alike, and each names properties that there are."""
-    known = {each.name.split()[0] for each in PROPERTIES}
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 14
-    assert len({(mutant.where, mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
-    for mutant in MUTANTS:
-        assert mutant.killers
-        assert set(mutant.killers) <= known
-
-
-def test_a_mutant_is_gone_afterwards() -> None:
-    """The core is itself again after a mutant."""
-    for mutant in MUTANTS:
-        original = vars(mutant.owner)[mutant.where]
-        with mutant.alive():
-            assert vars(mutant.owner)[mutant.where] is not original
-        assert vars(mutant.owner)[mutant.where] is original
 
 
 def _told(deaths: list[Death]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from .simulation.redis_campaign import (
     uptime_believed,
 )
 
-SCHEDULES = 300
+SCHEDULES = 200
 
 
 def test_no_schedule_violates_a_property() -> None:

@@ -29,15 +29,6 @@ def test_no_schedule_violates_a_property() -> None:
     STORE.hold_to_it(SCHEDULES)
 
 
-def test_the_same_seed_is_the_same_schedule() -> None:
-    """A schedule that failed can be looked at again."""
-    for seed in range(10):
-        first, again = store_schedule(seed), store_schedule(seed)
-        first.run()
-        again.run()
-        assert first.outcome() == again.outcome()
-
-
 def _introduced_once(right: Callable[..., Any]) -> Callable[..., Any]:
     async def introduced(self: Any, link: Any) -> None:
         if not hasattr(self, "first"):

@@ -16,7 +16,7 @@ from .simulation.stepping import (
     stepping_redis_schedule,
 )
 
-SCHEDULES = 300
+SCHEDULES = 150
 LIMIT = 1_000
 """Schedules that a mutant may survive."""
 

@@ -11,7 +11,6 @@ from weblock._core.table import (
     PLACE,
     SEEN,
     SHARED,
-    Asked,
     Busy,
     Claim,
     Gone,
@@ -19,7 +18,6 @@ from weblock._core.table import (
     KeyState,
     Moment,
     Released,
-    Step,
     Waiting,
 )
 
@@ -59,13 +57,6 @@ def queued(state: KeyState) -> list[str]:
     return [place.claim.owner for place in state.queue]
 
 
-def test_a_free_key_is_granted() -> None:
-    """Who asks for a free key has it for its ttl, confirmed."""
-    step = table.acquire(KeyState(), at(5), claim("a"), room=0)
-    assert step.answer == Held(1, 15, confirmed=True)
-    assert step.woken == ()
-
-
 def test_a_taken_key_queues() -> None:
     """Those who come later wait in their order, and are told who is before them."""
     state = after(claim("a", "p1"), claim("b", "p2"))
@@ -73,13 +64,6 @@ def test_a_taken_key_queues() -> None:
     assert step.answer == Waiting(1, 10, holder="label")
     assert list(table.processes_ahead(step.state, 1)) == ["p2", "p1"]
     assert queued(step.state) == ["b", "c"]
-
-
-def test_a_full_queue_refuses() -> None:
-    """Who does not fit is refused, and told how many wait and until when the lease runs."""
-    step = table.acquire(after(claim("a"), claim("b")), at(1), claim("c"), room=1)
-    assert step.answer == Busy(until=10, waiters=1, holder="label")
-    assert queued(step.state) == ["b"]
 
 
 def test_places_that_have_lapsed_take_no_room() -> None:
@@ -102,16 +86,6 @@ def test_a_refusal_looks_at_a_few_places() -> None:
     assert 0 < most <= SEEN
 
 
-def test_a_release_hands_the_key_over() -> None:
-    """The first waiter gets the key at once: a short lease, to be confirmed."""
-    step = table.release(after(claim("a"), claim("b"), claim("c")), at(1), "a")
-    assert step.answer == Released()
-    assert step.woken == step.state.grants
-    assert holder(step.state) == "b"
-    assert (step.state.grant.until, step.state.grant.confirmed) == (1 + HANDOFF, False)
-    assert queued(step.state) == ["c"]
-
-
 def test_a_silent_process_is_passed_over() -> None:
     """A process that does not confirm costs one hand-over, not one for each of its waiters."""
     asked = claim("a", "p1"), claim("b", "p2"), claim("c", "p2"), claim("d", "p3")
@@ -128,14 +102,6 @@ def test_dead_waiters_are_passed_over() -> None:
     assert (holder(step.state), queued(step.state)) == ("c", [])
 
 
-def test_nobody_left() -> None:
-    """Where nobody in the queue lives, the key is free, and nothing is left but the fence."""
-    step = table.release(after(claim("a"), claim("b")), at(PLACE), "a")
-    assert step.woken == ()
-    assert step.state == KeyState(fence=1)
-    assert step.state.blank
-
-
 def test_a_voided_owner_is_refused() -> None:
     """A request that arrives after its owner gave up gets nothing, until the void has passed."""
     state = table.release(KeyState(), at(0), "a", void=5).state
@@ -143,28 +109,6 @@ def test_a_voided_owner_is_refused() -> None:
     step = table.acquire(state, at(4.9), claim("a"), room=100)
     assert (step.answer, step.state.grant) == (Gone(), None)
     assert table.acquire(state, at(5), claim("a"), room=100).answer == Held(1, 15)
-
-
-def moved(state: KeyState, moment: Moment, owner: str, to: Claim) -> Step:
-    """Who waits stays, and the fence is as it was."""
-    step = table.transfer(state, moment, owner, to)
-    assert (step.state.fence, queued(step.state)) == (state.fence, queued(state))
-    return step
-
-
-def test_a_lease_moves_to_another_owner() -> None:
-    """It has the new claim, the same fence and beginning, and a ttl from now, be it shorter or longer."""
-    state = after(claim("a", "p1"), claim("b"))
-    for ttl in (1, 100):
-        step = moved(state, at(5), "a", to=Claim("c", "p2", ttl, "worker"))
-        assert step.answer == Held(state.fence, 5 + ttl)
-        assert step.state.grant
-        assert (step.state.grant.claim, step.state.grant.since) == (
-            Claim("c", "p2", ttl, "worker"),
-            0,
-        )
-        assert table.refresh(step.state, at(5), "a", TTL).answer == Gone()
-        assert table.transfer(step.state, at(5), "a", claim("d")).answer == Gone()
 
 
 def test_force_takes_the_lease_and_passes_the_key_on() -> None:
@@ -176,37 +120,6 @@ def test_force_takes_the_lease_and_passes_the_key_on() -> None:
     assert step.state.fence == state.fence + 1
     assert table.refresh(step.state, at(1), "a", TTL).answer == Gone()
     assert table.release(step.state, at(1), "a").answer == Gone()
-
-
-def test_who_is_asked_to_release_learns_it_with_each_heartbeat() -> None:
-    """The holder does, also when its lease has moved on; a waiter that gets the key later does not."""
-    state = after(claim("a"), claim("b"))
-    step = table.ask_release(state, at(1))
-    assert (step.answer, holders(step.state), step.woken) == (Asked(), ["a"], ())
-    for _ in range(2):
-        step = table.refresh(step.state, at(2), "a", TTL)
-        assert step.answer == Held(1, 12, confirmed=True, asked=True)
-    step = table.transfer(step.state, at(3), "a", claim("heir"))
-    assert step.answer == Held(1, 13, confirmed=True, asked=True)
-    step = table.release(step.state, at(3), "heir")
-    (grant,) = step.woken
-    step = table.refresh(step.state, at(4), "b", TTL)
-    assert step.answer == Held(grant.fence, 14, confirmed=True, asked=False)
-    assert table.release(step.state, at(5), "b").state.blank
-
-
-def test_those_who_come_later_are_not_asked() -> None:
-    """Of several holders, the earlier ones are asked; asking again asks all."""
-    state = table.ask_release(after(claim("a", limit=3), claim("b", limit=3)), at(1)).state
-    state = table.acquire(state, at(1), claim("c", limit=3), room=0).state
-
-    def told() -> list[bool]:
-        answers = [table.refresh(state, at(2), each, TTL).answer for each in "abc"]
-        return [answer.asked for answer in answers if isinstance(answer, Held)]
-
-    assert told() == [True, True, False]
-    state = table.ask_release(state, at(2)).state
-    assert told() == [True, True, True]
 
 
 def test_a_look_shows_nobody_who_has_left() -> None:
@@ -238,32 +151,6 @@ def test_as_many_as_the_limit_are_granted_at_once() -> None:
     assert table.acquire(state, at(1), claim("d", limit=3), room=0).answer == Busy(
         10, 0, holder="label", others=2
     )
-
-
-def test_a_reader_does_not_overtake_a_writer() -> None:
-    """Readers behind a waiting writer wait for it, and enter together after it."""
-    state = after(reader("a"), claim("w"), reader("b"), reader("c"), claim("v"), reader("d"))
-    assert (holders(state), queued(state)) == (["a"], ["w", "b", "c", "v", "d"])
-    state = table.release(state, at(1), "a").state
-    assert holders(state) == ["w"]
-    step = table.release(state, at(1), "w")
-    assert (holders(step.state), queued(step.state)) == (["b", "c"], ["v", "d"])
-    assert [grant.claim.owner for grant in step.woken] == ["b", "c"]
-    assert [grant.until for grant in step.woken] == [1 + HANDOFF, 1 + HANDOFF]
-
-
-def test_of_several_leases_each_ends_by_itself() -> None:
-    """One that has ended makes room for one more, while the others go on."""
-    state = after(claim("a", ttl=2, limit=2), claim("b", "p2", limit=2), claim("c", limit=2))
-    assert table.acquire(state, at(1), claim("d"), room=9).answer.until == 2
-    step = table.refresh(state, at(2), "b", TTL)
-    assert (holders(step.state), step.answer) == (["a", "b"], Held(2, 12))
-    assert table.refresh(step.state, at(2), "a", TTL).answer == Gone()
-    settled, woken = table.settle(step.state, at(2))
-    assert holders(settled) == ["b", "c"]
-    assert [grant.claim.owner for grant in woken] == ["c"]
-    dead = table.settle(state, at(1, "p2"))[0]
-    assert holders(dead) == ["a", "c"]
 
 
 def test_the_asker_is_not_woken_for_what_its_answer_says() -> None:

@@ -257,4 +257,4 @@ class OneKey(RuleBasedStateMachine):
 
 
 TestOneKey = OneKey.TestCase
-TestOneKey.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestOneKey.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -18,15 +18,6 @@ def test_no_schedule_violates_a_property() -> None:
     ZOOKEEPER.hold_to_it(SCHEDULES)
 
 
-def test_the_same_seed_is_the_same_schedule() -> None:
-    """A schedule that failed can be looked at again."""
-    for seed in range(5):
-        first, again = zookeeper_schedule(seed), zookeeper_schedule(seed)
-        first.run()
-        again.run()
-        assert first.outcome() == again.outcome()
-
-
 def test_clocks_that_differ_too_much_are_found() -> None:
     """With clocks whose rates differ by 5 %, two hold a key or a deadline comes too late, and it is seen."""
     schedule = partial(zookeeper_schedule, variant=Variant(drift=0.05))

@@ -76,7 +76,7 @@ CALLS = {
 
 SERVED = [
     *((each, "unannounced") for each, promises in ENGINES.items() if promises.processes),
-    *((each, call) for each in ("file", "valkey") for call in CALLS if call != "unannounced"),
+    *(("file", call) for call in CALLS if call != "unannounced"),
 ]
 
 

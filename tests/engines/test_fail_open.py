@@ -18,7 +18,6 @@ from tests.support.events import Heard
 from tests.support.waiting import PATIENCE
 from weblock import (
     AsyncLocks,
-    ConfigurationError,
     EngineUnavailable,
     Locks,
     LocksOptions,
@@ -107,6 +106,7 @@ def test_a_section_runs_without_a_lease(
         assert len(heard.of(FailedOpen)) == 1
 
 
+@pytest.mark.parametrize("engine", ["file", "redlock"], indirect=True)
 async def test_so_does_one_of_asyncio(engine: tuple[URL, Outage]) -> None:
     """The same of the asyncio API, for several keys too, and where it never waits."""
     heard = Heard()
@@ -158,14 +158,6 @@ async def test_an_outage_is_waited_out_once() -> None:
         # another has just asked are not asked for at all.
         assert 1 <= len(heard.of(Answered)) - first <= 30
         assert len(heard.of(FailedOpen)) == 11
-
-
-def test_a_wrong_value_is_refused() -> None:
-    """The error names the value and what may stand there."""
-    with pytest.raises(
-        ConfigurationError, match="on_unavailable='ignore' must be 'raise', or 'open'"
-    ):
-        Locks.from_url("memory://", on_unavailable="ignore")  # type: ignore[typeddict-item]
 
 
 async def test_a_cancelled_section_is_cancelled() -> None:

@@ -29,10 +29,18 @@ KEYS = [
 SLOT = key_slot(LAYOUT.tag(BUCKET).encode())
 
 
-@pytest.fixture(scope="module", params=[a_valkey, a_redis, an_older_redis])
+@pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with Cluster(request.param(), node_timeout=30) as cluster:
         yield cluster
+
+
+def on(*servers: Callable[[], str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("cluster", servers, indirect=True, scope="module")
+
+
+on_valkey = on(a_valkey)
+"""What the servers answer of a slot on its way is the same; one test asks all of them."""
 
 
 def moved(cluster: Cluster, *parts: str) -> Move:
@@ -53,7 +61,13 @@ PARTS = {
 """What has been moved so far."""
 
 
-@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize(
+    ("cluster", "parts"),
+    [*((a_valkey, parts) for parts in PARTS.values()), (a_redis, ()), (an_older_redis, ("",))],
+    ids=[*PARTS, "redis", "an older redis"],
+    indirect=["cluster"],
+    scope="module",
+)
 def test_leases_outlive_a_slot_that_stays_half_moved(
     cluster: Cluster, parts: tuple[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +104,7 @@ def test_leases_outlive_a_slot_that_stays_half_moved(
         assert fence_of(others, held) > lease.fence
 
 
+@on(a_valkey, a_redis)
 def test_leases_outlive_a_slot_that_moves_at_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +132,7 @@ def test_leases_outlive_a_slot_that_moves_at_once(
         assert fence_of(others, held) > lease.fence
 
 
+@on_valkey
 @pytest.mark.parametrize("parts", [(), (":lock:",)], ids=["nothing", "the locks"])
 def test_readers_outlive_a_slot_that_stays_half_moved(
     cluster: Cluster, parts: tuple[str, ...]
@@ -140,6 +156,7 @@ def test_readers_outlive_a_slot_that_stays_half_moved(
         assert fence_of(locks, key) > max(fences)
 
 
+@on_valkey
 def test_a_process_that_comes_while_a_slot_is_half_moved_can_lock(cluster: Cluster) -> None:
     """What a new connection tries on its server is sent on, and nothing else that is asked there."""
     slots = {bucket: key_slot(LAYOUT.tag(bucket).encode()) for bucket in range(128)}
@@ -155,6 +172,7 @@ def test_a_process_that_comes_while_a_slot_is_half_moved_can_lock(cluster: Clust
         move.end()
 
 
+@on_valkey
 async def test_asyncio_goes_on_too(cluster: Cluster) -> None:
     """Tasks renew and release keys of a slot that is half-moved."""
     async with AsyncLocks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=PATIENCE) as locks:
@@ -168,6 +186,7 @@ async def test_asyncio_goes_on_too(cluster: Cluster) -> None:
             await asyncio.to_thread(move.end)
 
 
+@on_valkey
 def test_replicas_must_have_a_renewal_that_was_sent_on(cluster: Cluster) -> None:
     """With ``min_replicas``, a renewal in a half-moved slot counts only when replicas have it."""
     url = cluster.url(recovery=TTL, min_replicas=1)
@@ -182,6 +201,7 @@ def test_replicas_must_have_a_renewal_that_was_sent_on(cluster: Cluster) -> None
         lease.release()
 
 
+@on_valkey
 def test_what_was_done_is_known_in_a_half_moved_slot(cluster: Cluster) -> None:
     """``once`` notes and finds its marks on either side."""
     done: list[str] = []

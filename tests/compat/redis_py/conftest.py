@@ -1,8 +1,8 @@
 """redis-py's own cases for its lock, as they are there, on weblock's.
 
-``test_lock.py`` and ``test_asyncio/test_lock.py`` are redis-py's, under its ``LICENSE``, and not a letter
-in them is changed. ``DIFFERENT`` is all that fails, on purpose: the page ``docs/migrate.md``
-has each, with its reason.
+``test_lock.py`` is redis-py's, under its ``LICENSE``, and not a letter in it is changed. ``DIFFERENT``
+is all that fails, on purpose: the page ``docs/migrate.md`` has each, with its reason. The lock for asyncio
+is the source of this one, so the cases of one are enough.
 """
 
 from __future__ import annotations

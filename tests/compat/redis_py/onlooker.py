@@ -6,18 +6,15 @@ application sees; so a client's ``get``, ``ttl`` and ``set`` are those of the lo
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import redis
-import redis.asyncio
 
 from tests.support.waiting import PATIENCE, now
 from weblock import Lease, Locks
 from weblock.compat.redis import Lock
-from weblock.compat.redis.asyncio import Lock as AsyncLock
 
 T = TypeVar("T")
 
@@ -125,29 +122,6 @@ class NotedLock(Lock):
         return reacquired
 
 
-class NotedAsyncLock(AsyncLock):
-    """The same for asyncio."""
-
-    async def acquire(self, *args: Any, **options: Any) -> bool:
-        asked = now()
-        if acquired := await super().acquire(*args, **options):
-            self.redis.onlooker.granted(self.name, self.timeout, asked)
-        return acquired
-
-    async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
-        asked = now()
-        extended = await super().extend(additional_time, replace_ttl)
-        note = self.redis.onlooker.granted if replace_ttl else self.redis.onlooker.extended
-        note(self.name, additional_time, asked)
-        return extended
-
-    async def reacquire(self) -> Literal[True]:
-        asked = now()
-        reacquired = await super().reacquire()
-        self.redis.onlooker.granted(self.name, self.timeout, asked)
-        return reacquired
-
-
 class Client(redis.Redis):
     """redis-py's client, whose keys are locks."""
 
@@ -173,38 +147,6 @@ class Client(redis.Redis):
 
     def pttl(self, name: str) -> int:
         return round(1000 * self.onlooker.ttl(name))
-
-
-class AsyncClient(redis.asyncio.Redis):
-    """The same for asyncio."""
-
-    onlooker: Onlooker
-    made: list[Any]
-    case: str
-
-    def lock(self, *args: Any, **options: Any) -> Any:
-        self.made.append(super().lock(*args, **_fitting(self.case, options)))
-        return self.made[-1]
-
-    async def get(self, name: str) -> bytes | None:
-        """The token of whichever lock has it."""
-        if await asyncio.to_thread(self.onlooker.remaining, name) is None:
-            return None
-        tokens = [each.local.token for each in self.made if await each.owned()]
-        return tokens[0] if tokens else b"another"
-
-    async def set(self, name: str, _value: str) -> None:
-        await asyncio.to_thread(self.onlooker.take, name)
-
-    async def ttl(self, name: str) -> int:
-        return round(await asyncio.to_thread(self.onlooker.ttl, name))
-
-    async def pttl(self, name: str) -> int:
-        return round(1000 * await asyncio.to_thread(self.onlooker.ttl, name))
-
-    async def flushall(self) -> None:
-        """Without the pause that a real one brings: leases may have been lost by it."""
-        await asyncio.to_thread(self.onlooker.clear)
 
 
 def _fitting(case: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import os
-import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -81,17 +80,6 @@ def test_a_holder_that_goes_on_loses_its_key_by_force(caplog: pytest.LogCaptureF
     assert "(manage.py)' took the lease of 'item:1' from 'web-1' by force (fence" in line
 
 
-def test_nothing_is_released_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --force and without a terminal to ask, nothing is released."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    with busy(locks["default"], "item:1", "web-1"):
-        with pytest.raises(CommandError, match="use --force"):
-            run("release", "item:1")
-        info = locks["default"].inspect("item:1")
-        assert info
-        assert info.holder == "web-1"
-
-
 def test_an_engine_that_is_down_is_named() -> None:
     """An engine that does not answer is an error of one line, without the password."""
     with (
@@ -100,38 +88,6 @@ def test_an_engine_that_is_down_is_named() -> None:
     ):
         run("list")
     assert "s3cret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"), [("y", "Released item:1"), ("", "nothing was released")]
-)
-def test_a_person_is_asked(answer: str, said: str, tmp_path: Path) -> None:
-    """At a terminal the command says who holds the key, and releases only if told to."""
-    url = f"file://{tmp_path}"
-    project = tmp_path / "settings.py"
-    project.write_text(
-        f"INSTALLED_APPS = ['weblock.contrib.django']\nWEBLOCK = {{'default': {{'URL': {url!r}}}}}\n"
-    )
-    controller, terminal = pty.openpty()
-    with (
-        override_settings(WEBLOCK={"default": {"URL": url}}),
-        busy(locks["default"], "item:1", "me"),
-    ):
-        os.write(controller, f"{answer}\n".encode())
-        done = subprocess.run(
-            [sys.executable, "-m", "django", "weblock", "release", "item:1"],
-            env={**os.environ, "DJANGO_SETTINGS_MODULE": "settings", "PYTHONPATH": f"{tmp_path}"},
-            cwd=TOP,
-            stdin=terminal,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    os.close(terminal)
-    os.close(controller)
-    assert "item:1 is held by me, for " in done.stdout
-    assert said in done.stdout + done.stderr
-    assert (done.returncode == 0) == (answer == "y")
 
 
 PROJECT = "INSTALLED_APPS = ['weblock.contrib.django']"

@@ -387,6 +387,7 @@ def test_each_spelling_of_a_number_is_one_key(spelling: str, serve: Any) -> None
     assert fetch(f"/item/{spelling}").json() == {"keys": [HELD]}
 
 
+@pytest.mark.parametrize("project", [True], ids=["middleware"], indirect=True)
 @pytest.mark.parametrize("name", PATHS)
 async def test_a_view_holds_its_lock_in_asgi(name: str, project: None) -> None:
     """Under ASGI, each kind of view runs under its lock, and frees it."""
@@ -396,18 +397,6 @@ async def test_a_view_holds_its_lock_in_asgi(name: str, project: None) -> None:
             200,
             {"keys": [HELD], "is_lease": True, "is_free": False},
         )
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_a_busy_lock_is_a_conflict(name: str, project: None) -> None:
-    """Whatever the kind of the view, who does not get the lock is told when to try again."""
-    with locks["default"].hold(HELD):
-        response = fetch(PATHS[name])
-    assert response.status_code == 409
-    is_rest = "rest" in name or "api_view" in name or name in ("viewset", "action")
-    assert response["Content-Type"] == f"application/{'json' if is_rest else 'problem+json'}"
-    assert int(response["Retry-After"]) >= 1
-    assert response.json()["code"] == "lock_timeout"
 
 
 class TestServiceFunctions:

@@ -147,7 +147,7 @@ MUTANTS: Final = (
         "return deadline if self.hold_until is None else",
         "return deadline if True else",
         ("P8",),
-        seed=5,
+        seed=41,
     ),
     Mutant(
         "a lease is not renewed",
@@ -201,7 +201,7 @@ MUTANTS: Final = (
         "max(mine.until, moment.now + ttl)",
         "moment.now + ttl",
         ("P7",),
-        seed=5,
+        seed=6,
     ),
     Mutant(
         "a lease passes on before it has ended",
@@ -368,7 +368,7 @@ MUTANTS: Final = (
         # Without its watch, for else the keeper gives back what nobody refers to any more.
         "if self.keeper.watches.pop(holding.owner, None) and False:",
         ("P6",),
-        seed=541,
+        seed=944,
     ),
     Mutant(
         "what was not given back is forgotten",
@@ -395,7 +395,7 @@ MUTANTS: Final = (
         "locker.keeper.drop(self._place)",
         "pass",
         ("P6", "P9"),
-        seed=2,
+        seed=11,
     ),
     Mutant(
         "one that gave up can still be notified",
@@ -431,7 +431,7 @@ MUTANTS: Final = (
         "if ours and isinstance(answer, Gone) and in_time:",
         "if False:",
         ("P11",),
-        seed=226,
+        seed=426,
     ),
     # Limits.
     Mutant(
@@ -573,6 +573,7 @@ MUTANTS: Final = (
         "ASKED_ALL",
         "GONE",
         ("P13",),
+        seed=6,
     ),
     Mutant(
         "a renewal does not tell that the holder was asked",

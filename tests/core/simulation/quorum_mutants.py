@@ -81,6 +81,7 @@ MUTANTS: Final = (
         "if len(level) >= votes.majority:",
         "if len(level) >= votes.majority - 1:",
         ("P2",),
+        seed=4,
     ),
     # What is not known.
     Mutant(
@@ -136,7 +137,7 @@ MUTANTS: Final = (
         "if not votes.silent:",
         "if votes.answered >= votes.majority:",
         ("P6",),
-        seed=301,
+        seed=126,
     ),
     # Who came first.
     Mutant(
@@ -156,7 +157,7 @@ MUTANTS: Final = (
         "now + 2 * ttl + LATEST",
         'float("inf")',
         ("P9",),
-        seed=106,
+        seed=154,
     ),
     Mutant(
         "every question makes another acquisition",
