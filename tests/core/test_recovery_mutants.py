@@ -45,7 +45,7 @@ MUTANTS = {
         "if recovers then\n  answer = { 'unknown'",
         "if false then\n  answer = { 'unknown'",
     ),
-    "a flush is not noticed": ("if emptied() then", "if false then"),
+    "a flush is not noticed": ("if string.find(commands,", "if false and string.find(commands,"),
     "a run is the run id": (
         "epoch.run == RUN and (not promoted or string.find(epoch.replids, replid, 1, true))",
         "epoch.run == RUN",

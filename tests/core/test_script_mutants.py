@@ -31,11 +31,8 @@ EQUIVALENT = {
     "head: and RECOVERY <= recovery and string.find(told[3], REPLID, 1, false)": HEXADECIMAL,
     "head: local recovered_at = recovery >= 0 and lost + recovery or 0": LONGER_WAY,
     "usual: local usual = known and WHERE ~= 'asking' and now > recovered_at and (got[8] or RUN) == RUN": LONGER_WAY,
-    "free: if usual and not got[4] and not got[11]": "there is a limit where there is a lease",
-    "free: and #voided <= 8000 and not string.find(';' .. voided, ';' .. owner .. ' ', 1, true) then": LONGER_WAY,
-    "free: and #voided < 16000 and not string.find(';' .. voided, ';' .. owner .. ' ', 1, true) then": LONGER_WAY,
-    "free: and #voided < 8000 and not string.find(';' .. voided, ';' .. owner .. ' ', 1, false) then": HEXADECIMAL,
-    "free: local waiters = usual and got[8] == '1' and voided == '' and ticket == 0 and not got[12] and not got[13]": LONGER_WAY,
+    "free: if usual and not got[4] and not got[11] then": "there is a limit where there is a lease",
+    "free: local waiters = usual and got[8] == '1' and ticket == 0 and not got[12] and not got[13]": LONGER_WAY,
     "free: and now < tonumber(got[6]) and tonumber(got[6]) < now + got[7] and redis.call('ZCARD', QUEUE)": LONGER_WAY,
     "last: elseif not heir and tonumber(got[1]) < now then": LONGER_WAY,
     "last: if tonumber(got[1]) >= (tonumber(told[7]) or 0) then": SAME,
@@ -70,7 +67,6 @@ EQUIVALENT = {
     "renew: if not AWAY and lock.run ~= RUN and lock.count >= 0 then": MORE,
     "beat: if not settled or not (lease and lives(lease)) then": MORE,
     "beat: settled = false": MORE,
-    "force_release: add_up(lock.count >= 0 and all_leases() or {})": MORE,
     "raise_fence: if fence >= lease.fence then": SAME,
 }
 """Mutants that change nothing, or nothing that the model knows of, and why."""

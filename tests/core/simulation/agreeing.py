@@ -235,7 +235,7 @@ def _begun_ahead(rig: Rig) -> None:
     recovered = rig.now + round(RECOVERY * SECOND)
     rig.now += 4 * SECOND
     rig.run(scripts.BEGIN)
-    assert rig.acquire("a", rig.now, room=0)[2] == recovered
+    assert rig.acquire("a", rig.now, room=0)[3] == recovered
     rig.now = recovered
     assert rig.acquire("a", rig.now)[0] == b"held"
 

@@ -91,10 +91,14 @@ def counted(scripted: Callable[[Script], Script] = lambda script: script) -> dic
     rig.acquire("a", ticket="1789999999999999")
     count("release in a quorum", rig.release("a"), "released")
     count("acquire in a quorum", rig.acquire("a", ticket="1790000000000000"), "held")
+    rig.release("a")
+    _count_limited(rig, count)
+    for owner in ("k", "l", "m"):
+        rig.release(owner)
     rig.release("a", void=5)
     count("acquire after one gave up", rig.acquire("e"), "held")
-    rig.release("e")
-    _count_limited(rig, count)
+    rig.now += 6 * SECOND
+    count("refused when that one is forgotten", rig.acquire("b", room=0), "busy")
     return found
 
 
@@ -136,7 +140,8 @@ EXPECTED: Final = {
     "release after a queue": 6,
     "release in a quorum": 5,
     "acquire in a quorum": 5,
-    "acquire after one gave up": 5,
+    "acquire after one gave up": 6,
+    "refused when that one is forgotten": 9,
     "one of three": 5,
     "third of three": 6,
     "renew three": 8,
@@ -146,6 +151,6 @@ EXPECTED: Final = {
     "refused by three, wait=0": 5,
     "hand over one of three": 10,
     "release one of three": 6,
-    "release the last of three": 5,
-    "hand over to three": 19,
+    "release the last of three": 6,
+    "hand over to three": 20,
 }

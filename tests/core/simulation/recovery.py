@@ -68,7 +68,7 @@ class Rig:
 
     def recovers_for(self, seconds: float) -> None:
         """Nothing is granted for just so long; who asks is told until when, and may wait."""
-        status, _now, until, _waiters, because, *holders = self.acquire()
+        status, _now, _waiters, until, because, *holders = self.acquire()
         assert status == b"busy"
         assert because
         assert holders == [b"", 0]
@@ -321,7 +321,7 @@ def _lapsed_places(rig: Rig) -> None:
 def _fences_after_a_quarantine(rig: Rig) -> None:
     """They are above all that may have been forgotten, also for those who need not ask about it."""
     rig.model.flush()
-    recovered = rig.acquire()[2]
+    recovered = rig.acquire()[3]
     rig.now = recovered
     for key in ("first", "second"):
         assert int(rig.acquire(key=key, ticket=recovered - 5 * SECOND)[2]) >= recovered
@@ -332,12 +332,12 @@ def _off(rig: Rig) -> None:
     rig.model.flush()
     assert rig.granted(recovery=0.0)
     assert rig.granted(recovery=0.0, where="sentinel")
-    assert rig.acquire(recovery=6.0)[2] == rig.now + 6 * SECOND
+    assert rig.acquire(recovery=6.0)[3] == rig.now + 6 * SECOND
     assert not rig.granted(recovery=0.0)
     rig.recovers_for(RECOVERY)
     assert rig.granted(recovery=6.0)
     rig.model.restart(forget=False)
-    assert rig.acquire(recovery=6.0)[2] == rig.now + round(RECOVERY) * SECOND
+    assert rig.acquire(recovery=6.0)[3] == rig.now + round(RECOVERY) * SECOND
     rig.model.flush()
     rig.acquire(ttl=10.0, recovery=0.0, where="sentinel")
     rig.model.promote()
@@ -421,10 +421,13 @@ def _restarts_of_several(rig: Rig) -> None:
 
 def _written_by_another_run(rig: Rig) -> None:
     """A lease that another run wrote lasts for a recovery at least, and not much longer than it was."""
-    for ttl, held in ((2.0, RECOVERY), (40.0, 40.0)):
+    for ttl, seen, held in ((2.0, 0, RECOVERY), (40.0, 0, 40.0), (40.0, 25 * SECOND, 15.0)):
         rig.acquire(ttl=ttl)
         rig.model.restart(forget=False)
         rig.model._started_at -= 600 * SECOND
+        rig.run(scripts.BEGIN)
+        rig.now += seen
+        rig.run(scripts.BEGIN)
         rig.now += 1
         assert not rig.granted()
         rig.now += round(held) * SECOND - 2

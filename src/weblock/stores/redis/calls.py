@@ -138,13 +138,12 @@ def reply_of(raw: Sequence[Any]) -> Reply:
             answer = Held(int(fence), until / MICRO)
         case [b"released", now]:
             answer = RELEASED
-        case [b"waiting", now, position, until, recovering, *holders]:
-            answer = Waiting(position, until / MICRO, _text(recovering), *_named(holders))
+        case [b"waiting", now, position, until, why, label, others]:
+            answer = Waiting(position, until / MICRO, _text(why), _text(label), others)
         case [b"held", now, fence, until, confirmed, *asked]:
             answer = Held(int(fence), until / MICRO, bool(confirmed), bool(asked))
-        case [b"busy", now, until, waiters, recovering, *holders]:
-            recovery = _text(recovering)
-            answer = Busy(until / MICRO, waiters, False, recovery, *_named(holders))  # noqa: FBT003
+        case [b"busy", now, waiters, until, why, label, others]:
+            answer = Busy(until / MICRO, waiters, False, _text(why), _text(label), others)  # noqa: FBT003
         case [b"asked", now]:
             answer = ASKED_ALL
         case [b"gone", now]:
@@ -154,12 +153,6 @@ def reply_of(raw: Sequence[Any]) -> Reply:
         case _:
             raise ValueError(f"the server returned an unknown reply: {raw!r:.200}")
     return Reply(answer, now / MICRO)
-
-
-def _named(holders: Sequence[Any]) -> tuple[str, int]:
-    """Return the oldest holder's label, and how many others hold the key."""
-    label, others = (*holders, 0)[:2]
-    return _text(label), others
 
 
 def look_of(raw: Sequence[Any]) -> Look:

@@ -66,7 +66,9 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
--- When an owner came, as far as its ticket can be believed.
-local function came_at(ticket)
-  return ticket > 0 and math.max(math.min(ticket, now + SECOND), now - MINUTE) or now
+-- The fence of a new lease: above the last, not before its owner came as far as its ticket can be
+-- believed, and above those that the server may have forgotten.
+local function next_fence(last, ticket)
+  local came_at = ticket > 0 and math.max(math.min(ticket, now + SECOND), now - MINUTE) or now
+  return math.max(last + 1, came_at, recovered_at)
 end

@@ -4,7 +4,7 @@ local owner, void = ARGV[4], tonumber(ARGV[5])
 
 if usual and void == 0 and got[3] == owner and got[2] == '1' and now < tonumber(got[6]) then
   local heir = got[11] and redis.call('ZRANGE', QUEUE, 0, 0)[1]
-  if heir and got[4] == '1' and not got[10] then
+  if heir and got[4] == '1' then
     local place = redis.call('HGET', LOCK, 'place:' .. heir) or ''
     local ends, ttl, ticket, limit, process, label = string.match(place, '^(%d+) (%d+) (%d+) (%d+) (%S*) (.*)$')
     if ends and limit == '1' and now < tonumber(ends) then
@@ -16,11 +16,6 @@ if usual and void == 0 and got[3] == owner and got[2] == '1' and now < tonumber(
       return { 'released', now }
     end
   elseif not heir and tonumber(got[1]) <= now then
-    if got[10] then -- Owners that gave up are remembered for as long as they may still ask.
-      redis.call('HDEL', LOCK, mine, 'count', 'holder', 'limit', 'mixed', 'soonest', 'length', 'asked',
-        'places')
-      return { 'released', now }
-    end
     redis.call('DEL', LOCK)
     if tonumber(got[1]) > (tonumber(told[7]) or 0) then
       redis.call('HSET', EPOCH, 'fence', got[1])

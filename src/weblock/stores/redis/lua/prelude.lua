@@ -67,24 +67,6 @@ local function note(facts)
   redis.call('HSET', EPOCH, unpack(words))
 end
 
--- Whether the server may have been emptied since it started.
-local function emptied()
-  local commands = redis.call('INFO', 'commandstats')
-  for _, name in ipairs({ 'flushall', 'flushdb', 'swapdb', 'config|resetstat' }) do
-    if string.find(commands, 'cmdstat_' .. name .. ':calls=[1-9]') then
-      return true
-    end
-  end
-  return false
-end
-
--- When the server started, or a little later: it tells its age in whole seconds, which may be a
--- second too much, and less than 0 where its clock was set back.
-local function started()
-  local uptime = tonumber(string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%-?%d+)'))
-  return now - math.max(0, (uptime - 1) * SECOND)
-end
-
 -- When this run may have lost leases, if it has just been met, and how.
 local function loss_of(promoted)
   if promoted then
@@ -93,11 +75,17 @@ local function loss_of(promoted)
     return now + SWITCH, 'it was started or emptied, or has just got this part of the cluster'
   end
   local switch = WHERE == 'single' and 0 or SWITCH
-  if emptied() then
-    return now + switch, 'it may have been emptied'
+  local commands = redis.call('INFO', 'commandstats')
+  for _, name in ipairs({ 'flushall', 'flushdb', 'swapdb', 'config|resetstat' }) do
+    if string.find(commands, 'cmdstat_' .. name .. ':calls=[1-9]') then
+      return now + switch, 'it may have been emptied'
+    end
   end
+  -- A server tells its age in whole seconds, which may be a second too much, and less than 0 where its
+  -- clock was set back.
+  local uptime = tonumber(string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%-?%d+)'))
+  local since = now - math.max(0, (uptime - 1) * SECOND)
   -- What was noted later than this server started comes from elsewhere, or its clock was set back.
-  local since = started()
   local elsewhere = epoch.run ~= '' and epoch.checked > since
   return (elsewhere and now or since) + switch, 'it was started just now'
 end
@@ -362,15 +350,11 @@ local function fits(limit)
   return lock.count < math.min(limit, lock.limit)
 end
 
-local function next_fence(ticket)
-  return math.max(lock.fence + 1, epoch.fence + 1, came_at(ticket), math.min(now, recovered_at))
-end
-
 local function grant(owner, claim, length, confirmed)
   local lease = {
     owner = owner,
     limit = claim.limit,
-    fence = next_fence(claim.ticket),
+    fence = next_fence(math.max(lock.fence, epoch.fence), claim.ticket),
     since = now,
     confirmed = confirmed,
     process = claim.process,
@@ -515,10 +499,7 @@ local function refused(answer, limit, count)
   local next_end = math.max(recovers and recovered_at or 0, lock.count > 0 and lock.soonest or now)
   local because = recovers and (not limit or fits(limit)) and why() or ''
   local label, others = holder and holder.label or '', math.max(0, lock.count - 1)
-  if answer == 'busy' then
-    return { 'busy', now, next_end, count, because, label, others }
-  end
-  return { 'waiting', now, count, next_end, because, label, others }
+  return { answer, now, count, next_end, because, label, others }
 end
 
 local function held(lease)
