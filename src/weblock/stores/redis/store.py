@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Coroutine, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 from ..._core.ports import Found, Look, Pulse, Reply, Store, Texts
 from ..._core.table import GONE, Claim, Waiting
@@ -15,18 +15,17 @@ from .scripts import (
     ACQUIRE,
     ASK_RELEASE,
     BEAT,
-    FIND_TEXT,
     FORCE_RELEASE,
     GROUP,
     KEEP_TEXT,
     LOOK,
-    MARK,
-    MARKED,
     RAISE_FENCE,
+    READ,
     RELEASE,
     RENEW,
     TRANSFER,
     WAIT_BEHIND,
+    WRITE,
     Script,
 )
 from .wire import Wire
@@ -119,11 +118,12 @@ class RedisStore(Store):
         return look_of(await self._wire.run(Call(LOOK, *self._layout.of_key(key))))
 
     async def mark(self, key: str, keep: float | None) -> None:
-        millis = "for good" if keep is None else f"{math.ceil(keep * 1000)}"
-        await self._wire.run(Call(MARK, *self._layout.mark(key), (millis,)))
+        lasting = () if keep is None else ("PX", f"{math.ceil(keep * 1000)}")
+        command = ("DEL",) if keep == 0 else ("SET", "1", *lasting)
+        await self._wire.run(Call(WRITE, *self._layout.mark(key), command))
 
     async def marked(self, key: str) -> bool:
-        return bool(await self._wire.run(Call(MARKED, *self._layout.mark(key))))
+        return bool(await self._wire.run(Call(READ, *self._layout.mark(key), ("EXISTS",))))
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
         found: dict[str, None] = {}  # A scan may tell of a key twice.
@@ -156,6 +156,9 @@ class RedisStore(Store):
         return claim.owner, claim.process or self.process, claim.label, micros(claim.ttl)
 
 
+_FIND: Final = ("HGET", "text")
+
+
 class RedisTexts(Texts):
     """Texts in hashes. In a cluster, a group counts texts of several servers."""
 
@@ -164,7 +167,7 @@ class RedisTexts(Texts):
         self._wire = wire
 
     async def find(self, key: str, group: str) -> Found:
-        finding = Call(FIND_TEXT, *self._layout.text(key, group))
+        finding = Call(READ, *self._layout.text(key, group), _FIND)
         counting = Call(GROUP, *self._layout.group(group))
         text, (count, rest) = await self._wire.run_each([finding, counting])
         return Found(text.decode() if text else None, count, rest / 1000)
@@ -178,7 +181,7 @@ class RedisTexts(Texts):
         return bool(kept)
 
     async def forget(self, key: str, group: str) -> bool:
-        forgetting = Call(KEEP_TEXT, *self._layout.text(key, group))
+        forgetting = Call(WRITE, *self._layout.text(key, group), ("DEL",))
         uncounting = Call(GROUP, *self._layout.group(group), (key, "0"))
         found, _ = await self._wire.run_each([forgetting, uncounting])
         return bool(found)
@@ -188,7 +191,7 @@ class RedisTexts(Texts):
         async for names in self._wire.scan(self._layout.pattern(prefix, "text:*")):
             parts = [each for name in names if (each := self._layout.key_in(name, "text"))]
             places = [(key, group) for group, _, key in (each.partition(":") for each in parts)]
-            calls = [Call(FIND_TEXT, *self._layout.text(*each)) for each in places]
+            calls = [Call(READ, *self._layout.text(*each), _FIND) for each in places]
             texts = await self._wire.run_each(calls)
             found |= {each: text.decode() for each, text in zip(places, texts, strict=True) if text}
             if len(found) >= limit:

@@ -26,11 +26,11 @@ from .scripts import (
     FORMAT,
     KEEP_TEXT,
     LOOK,
-    MARK,
     PROBE,
     RELEASE,
     RENEW,
     TRANSFER,
+    WRITE,
 )
 from .servers import GRANT, examine, explained
 from .settings import Address, Settings
@@ -42,7 +42,7 @@ EXAMINED_EVERY: Final = 1.0
 REDIRECTIONS: Final = 5
 """How often a call follows a cluster that moves its keys about."""
 
-_BINDING: Final = (ACQUIRE, RENEW, BEAT, TRANSFER, MARK, KEEP_TEXT)
+_BINDING: Final = (ACQUIRE, RENEW, BEAT, TRANSFER, WRITE, KEEP_TEXT)
 """Whose answer may be a lease, or a permanent mark, or that a text is kept."""
 
 _OF_LOCK_ALONE: Final = (RENEW, RELEASE, LOOK)

@@ -1,12 +1,8 @@
 -- Keeps a text for so many milliseconds, if the owner has a lease of the key now, and returns whether it has.
--- Without a text, it forgets the text.
 
 local TEXT, LOCK = KEYS[1], KEYS[2]
 local owner, keep, text = ARGV[4], ARGV[5], ARGV[6]
 
-if not text then
-  return redis.call('DEL', TEXT)
-end
 local clock = redis.call('TIME')
 local lease = redis.call('HGET', LOCK, 'lease:' .. owner)
 local ends = lease and tonumber(string.match(lease, '^%d+ %d+ %d+ (%d+) '))
