@@ -79,20 +79,6 @@ def test_a_hundred_threads_wait_on_a_pool_of_four(server: Server) -> None:
         assert len({call.result() for call in calls}) == 100
 
 
-def test_connections_of_a_rush_do_not_stay(server: Server) -> None:
-    """Threads that came at once, and wait now, soon keep a connection or two between them."""
-    url = server.url(recovery="off", client_name="crowd")
-    with Locks.from_url(url, wait=PATIENCE) as locks, ThreadPoolExecutor(30) as pool:
-        lease = locks.acquire("a")
-        calls = [pool.submit(lambda: locks.acquire("a").release()) for _ in range(30)]
-        eventually(lambda: waiters(locks, "a") == 30)
-        # One of the pool, one that hears the notifications, and the keeper's.
-        eventually(lambda: connections(server, "crowd") <= 3)
-        lease.release()
-        for call in calls:
-            call.result()
-
-
 def test_heartbeats_of_many_waiters_go_in_one_command(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

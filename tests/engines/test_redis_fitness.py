@@ -206,9 +206,7 @@ def test_a_server_without_resp3_is_told_once(caplog: pytest.LogCaptureFixture) -
         refused.append(subscription)
         raise ResponseError("unknown command 'HELLO'")
 
-    receiver = Receiver(
-        Subscription("channel", Switchboard(), lambda _: True), connect, lambda: None
-    )
+    receiver = Receiver(Subscription("channel", Switchboard(), lambda _: True), connect)
     receiver.listen()
     eventually(lambda: len(refused) > 2)
     receiver.close()

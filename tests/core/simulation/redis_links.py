@@ -181,9 +181,6 @@ class SimulatedLinks:
         if strange := set(_parts(sent)) - self.asked:
             self.at.world.fail("P11 honest", f"the store was not asked for {strange}")
 
-    def tidy(self) -> None:
-        """There is nothing to tidy."""
-
     def _usable(self, link: SimulatedLink) -> bool:
         """Whether the server has left it open, as far as that can be seen."""
         gone = link.life != self.engine.life

@@ -39,9 +39,6 @@ _CHUNK: Final = 16384
 FRESH: Final = 0.05
 """Seconds after its last reply for which a connection counts as open."""
 
-SPARE: Final = 2.0
-"""Seconds for which an unneeded connection stays open, if it is not the only one."""
-
 LISTENED_IN: Final = 5.0
 """Seconds of silence after which a subscription is checked."""
 
@@ -324,15 +321,6 @@ class BlockingLinks(Links):
             return None
         return self._idle_link(address) or next_that_comes_back(self._wanted[address])
 
-    def tidy(self) -> None:
-        for idle in list(self._idle.values()):
-            try:
-                # The last is taken first, so the first has lain idle for longest.
-                while len(idle) > 1 and time.monotonic() - idle[0].used_at > SPARE:
-                    idle.pop(0).discard()
-            except IndexError:
-                pass  # All have just been taken.
-
     def close(self) -> None:
         self._closed = True
         self._close_idle()
@@ -353,14 +341,10 @@ class Receiver:
     """The thread that receives the notifications of all waiters here, from when the first one waits."""
 
     def __init__(
-        self,
-        subscription: Subscription,
-        connect: Callable[[Subscription], BlockingLink],
-        on_quiet: Callable[[], None],
+        self, subscription: Subscription, connect: Callable[[Subscription], BlockingLink]
     ) -> None:
         self.subscription = subscription
         self._connect = connect
-        self._on_quiet = on_quiet
         self._told = False
         lost = (exceptions.RedisError,)
         self._listener = Listener(self._connected, self._hear, lost=lost)
@@ -395,7 +379,6 @@ class Receiver:
                     if isinstance(reply, Exception):
                         raise reply
             elif replies:
-                self._on_quiet()
                 replies = link.send(packed("PING"))
             else:
                 raise exceptions.TimeoutError("the subscription is silent")

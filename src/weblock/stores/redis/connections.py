@@ -54,7 +54,7 @@ class Connections:
                 self._nodes = SentinelNodes(settings, self.sentinel, self._move)
             case Deployment.CLUSTER:
                 self._nodes = ClusterNodes(settings, self._layout, self.connection, self._move)
-        self._receiver = Receiver(self._new_subscription(), self._subscriber, self._tidy)
+        self._receiver = Receiver(self._new_subscription(), self._subscriber)
         self._links: list[Links] = []
 
     def store(self, *, suspends: bool, two_phase: bool = False, renews: bool = False) -> RedisStore:
@@ -119,10 +119,6 @@ class Connections:
         self._receiver.move()
         for links in self._links:
             links.move()
-
-    def _tidy(self) -> None:
-        for links in self._links:
-            links.tidy()
 
     def _new_subscription(self) -> Subscription:
         return Subscription(

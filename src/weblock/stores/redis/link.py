@@ -190,8 +190,5 @@ class Links:
     def move(self) -> None:
         """Listen for notifications elsewhere, if their server is gone. From any thread."""
 
-    def tidy(self) -> None:
-        """End connections that only a rush needed. May be called from any thread."""
-
     def close(self) -> None:
         """End all connections, and those in use when they come back."""
