@@ -80,7 +80,7 @@ def test_a_master_that_no_thread_can_try_is_not_left_out() -> None:
 def test_nobody_tries_a_master_of_a_closed_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads that did so end, and no other begins."""
     started: list[Callable[[], None]] = []
-    monkeypatch.setattr(asking, "in_background", lambda work, _name: started.append(work))
+    monkeypatch.setattr(asking, "in_background", lambda work, _name: not started.append(work))
     monkeypatch.setattr(asking, "FIRST_KNOCK", 0.0)
     closed = nodes()
     closed.doubt(MASTER, exceptions.TimeoutError())

@@ -66,9 +66,10 @@ class SimulatedHealth(Health[int]):
         super().__init__(lambda _server: None)
         self._process = process
 
-    def _start_to_knock(self, server: int) -> None:
+    def _start_to_knock(self, server: int) -> bool:
         pause = LONGEST_KNOCK * (0.2 + self._process.world.random.random())
         self._process.after(pause, lambda: self.up(server))
+        return True
 
 
 class SimulatedQuorumEngine(QuorumEngine):

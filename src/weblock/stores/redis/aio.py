@@ -284,10 +284,8 @@ class LoopLinks:
                 with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
                     self.loop.call_soon_threadsafe(outcome.set_result, failure)
 
-            try:
-                in_background(run, "aside")
-            except RuntimeError as error:
-                raise Unfit(f"no thread could be started to ask where it is: {error}") from error
+            if not in_background(run, "aside"):
+                raise Unfit("no thread could be started to ask where it is")
             self._aside = outcome  # Only now: nothing would end one that was not begun.
         if failure := await asyncio.shield(self._aside):
             raise failure

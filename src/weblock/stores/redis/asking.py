@@ -35,9 +35,13 @@ LONGEST_KNOCK: Final = 0.5
 """Seconds between attempts to reach a server that is down."""
 
 
-def in_background(work: Callable[[], None], name: str) -> None:
-    """Run ``work`` in a thread of its own. Raises ``RuntimeError`` if there can be none."""
-    background_thread(work, f"weblock-{name}").start()
+def in_background(work: Callable[[], None], name: str) -> bool:
+    """Run ``work`` in a thread of its own; return whether one could be started."""
+    try:
+        background_thread(work, f"weblock-{name}").start()
+    except RuntimeError:
+        return False
+    return True
 
 
 class Poll:
@@ -56,9 +60,7 @@ class Poll:
     def ask(self, addresses: Iterable[Address]) -> None:
         for address in addresses:
             self.asked += 1
-            try:
-                in_background(partial(self._ask_here, address), "asking")
-            except RuntimeError:
+            if not in_background(partial(self._ask_here, address), "asking"):
                 self._ask_here(address)
 
     @property
@@ -122,14 +124,12 @@ class Health(Generic[K]):
         """Count the server as down, unless it has answered since the request was sent."""
         if server in self.failures or self._closed or sent < self.answered_at.get(server, sent):
             return
-        self.failures[server] = failure
+        self.failures[server], started = failure, False
         try:
-            self._start_to_knock(server)
-        except RuntimeError:
-            self.up(server)
-        except BaseException:  # A signal handler's, say.
-            self.up(server)
-            raise
+            started = self._start_to_knock(server)
+        finally:  # Also after an exception of a signal handler.
+            if not started:
+                self.up(server)
 
     def up(self, server: K) -> None:
         """Let callers ask the server again."""
@@ -138,8 +138,8 @@ class Health(Generic[K]):
     def close(self) -> None:
         self._closed = True
 
-    def _start_to_knock(self, server: K) -> None:
-        in_background(partial(self._knock_until_answered, server), "knocking")
+    def _start_to_knock(self, server: K) -> bool:
+        return in_background(partial(self._knock_until_answered, server), "knocking")
 
     def _knock_until_answered(self, server: K) -> None:
         backoff = Backoff(FIRST_KNOCK, LONGEST_KNOCK)
@@ -189,15 +189,14 @@ class Lookup:
             return True
         # Others need not begin the same.
         asked_at, self._asked_at = self._asked_at, time.monotonic()
+        started = False
         try:
-            in_background(self._look_quietly, "looking")
-        except RuntimeError:
-            self._asked_at = asked_at
-            return running_loop() is not None  # A caller that looked would stop the event loop.
-        except BaseException:  # A signal handler's, say.
-            self._asked_at = asked_at
-            raise
-        return True
+            started = in_background(self._look_quietly, "looking")
+        finally:  # Also after an exception of a signal handler.
+            if not started:
+                self._asked_at = asked_at
+        # A caller that looked by itself would stop its event loop.
+        return started or running_loop() is not None
 
     def doubt(self) -> None:
         """Make the next caller look again, unless a lookup has failed just now."""
