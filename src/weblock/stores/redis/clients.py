@@ -29,7 +29,6 @@ from .settings import (
     DEFAULT_PORT,
     OF_CONNECTION,
     OF_LOCKING,
-    OF_REDIS_PY,
     Address,
     Deployment,
     Settings,
@@ -59,7 +58,15 @@ _TAKEN: Final = OF_CONNECTION | {
     "ssl_min_version",
 }
 
-_OF_THE_CLIENT: Final = OF_REDIS_PY | {
+_OF_THE_CLIENT: Final = {
+    # How a client reads replies.
+    *("decode_responses", "encoder_class", "encoding", "encoding_errors", "legacy_responses"),
+    *("parser_class", "protocol", "socket_read_size"),
+    # How it waits and retries.
+    *("health_check_interval", "retry", "retry_on_error", "retry_on_timeout", "socket_keepalive"),
+    *("socket_connect_timeout", "socket_keepalive_options", "socket_timeout"),
+    # How it names itself.
+    *("driver_info", "lib_name", "lib_version"),
     # What redis-py's pools tell their connections.
     *("connection_pool", "event_dispatcher", "himport_registry", "maint_notifications_config"),
     *("maint_notifications_pool_handler", "oss_cluster_maint_notifications_handler"),

@@ -237,18 +237,6 @@ OF_CONNECTION: Final = {
     "ssl_check_hostname",
 }
 
-OF_REDIS_PY: Final = {
-    # How a client reads replies.
-    *("decode_responses", "encoder_class", "encoding", "encoding_errors", "legacy_responses"),
-    *("parser_class", "protocol", "socket_read_size"),
-    # How it waits and retries.
-    *("health_check_interval", "retry", "retry_on_error", "retry_on_timeout", "socket_keepalive"),
-    *("socket_connect_timeout", "socket_keepalive_options", "socket_timeout"),
-    # How it names itself.
-    *("driver_info", "lib_name", "lib_version"),
-}
-"""Settings of redis-py's connections that are the client's own business."""
-
 _OF_SENTINEL: Final = {"sentinel_username": "username", "sentinel_password": "password"}
 
 OF_LOCKING: Final[dict[str, Reader]] = {
