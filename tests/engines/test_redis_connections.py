@@ -219,7 +219,8 @@ def test_a_pool_that_is_too_small_is_told_so(server: Server) -> None:
         links._patience = 0.01
         links.free.get()
         try:
-            links._answered_at = time.monotonic() + PATIENCE  # Just before the thread gives up.
+            # Just before the thread gives up.
+            links._silence.answered_at = time.monotonic() + PATIENCE
             assert (
                 reason_of_refusal(locks, "b")
                 == "all 1 connections are in use: raise max_connections"

@@ -19,9 +19,9 @@ from ..._core.ports import sent
 from ..._platform.forks import close_in_children
 from ..._platform.logs import logger
 from ..._platform.threads import patched_by
-from ..transport.failures import Unfit
+from ..transport.failures import Silence, Unfit
 from ..transport.listener import Listener
-from ..transport.pool import next_that_comes_back, turns
+from ..transport.pool import IN_USE, next_that_comes_back, turns
 from ..transport.sending import READABLE, in_this_thread, new_poll, taken_out
 from .aio import Loan
 from .asking import FAILURES, Connect, connecting
@@ -230,8 +230,8 @@ class BlockingLinks(Links):
         self._size = room
         self.free = turns(room)
         self._idle: dict[Address, list[BlockingLink]] = {}
-        self._answered_at = float("-inf")
-        """When a connection last came back with an answer."""
+        late = exceptions.TimeoutError(f"no answer for {patience:g} s")
+        self._silence = Silence(lambda _error: explained(late), timeout=patience / 2)
         self._closed = False
 
     @property
@@ -273,14 +273,8 @@ class BlockingLinks(Links):
             try:
                 permits += map(self.free.get, (True,), (self._patience,))
             except Empty:
-                # If the server answers, a connection comes back every few milliseconds. If none has
-                # come back for long, the others wait for it, and more connections would do the same.
-                if time.monotonic() - self._answered_at < self._patience / 2:
-                    text = f"all {self._size} connections are in use: raise max_connections"
-                else:
-                    late = exceptions.TimeoutError(f"no answer for {self._patience:g} s")
-                    text = explained(late)
-                raise Unfit(text) from None
+                # If the server answers, a connection comes back every few milliseconds.
+                raise self._silence.turn_in_vain(IN_USE.format(self._size)) from None
         if link := self._idle_link(address):
             return link
         try:
@@ -304,7 +298,7 @@ class BlockingLinks(Links):
             link.home.give_back(link)
             return
         if link.alive:
-            link.used_at = self._answered_at = time.monotonic()
+            link.used_at = self._silence.answered_at = time.monotonic()
             wanted = self._wanted[link.address]
             if wanted and (queue := next(taken_out(wanted), None)):
                 queue.put(link)
