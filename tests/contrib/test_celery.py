@@ -267,24 +267,6 @@ class TestTasks:
 
         assert theirs.apply((7,)).get() == ["theirs:7"]
 
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"lock": "theirs:{other}"},
-            {"lock": lambda other: other},
-            {"lock": "a", "on_busy": "never"},
-        ],
-        ids=["template", "function", "option"],
-    )
-    def test_settings_that_cannot_work(self, app, options):
-        """They are refused when the task is made, as those of ``@app.task`` are."""
-        app.conf.task_annotations = {"theirs": options}
-        app.finalize()
-        with pytest.raises(ConfigurationError, match=r"theirs|'wait', 'skip'"):
-
-            @app.task(name="theirs", shared=False)
-            def theirs(number): ...
-
     def test_a_function_that_retries_is_not_in_the_lock_of_its_next_attempt(self, app, locks):
         """``self.retry`` ends the lock, too."""
 

@@ -119,23 +119,11 @@ class LockedTask(Task):
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Put the lock around ``run``. Raises what ``_check_options`` raises."""
+        """Put the lock around ``run``. Raises ``ConfigurationError`` or ``TypeError`` for what cannot work."""
         super().__init_subclass__(**kwargs)
         run = inspect.getattr_static(cls, "run")
         if not isinstance(run, LockedRun) and run is not inspect.getattr_static(Task, "run"):
-            cls.run = LockedRun(run)
-        cls._check_options()
-
-    @classmethod
-    def on_bound(cls, app: Celery) -> None:
-        """Check the options again, which ``task_annotations`` may have changed. Celery calls it."""
-        super().on_bound(app)
-        cls._check_options()
-
-    @classmethod
-    def _check_options(cls) -> None:
-        """Raise ``ConfigurationError`` or ``TypeError`` for what cannot work."""
-        run = inspect.getattr_static(cls, "run")
+            run = cls.run = LockedRun(run)
         if cls.lock is None or not isinstance(run, LockedRun):
             return
         if cls.on_busy not in get_args(OnBusy):
