@@ -1,28 +1,44 @@
 """The locks that are compared, each behind the same small door.
 
-A contender's ``open`` is called once by each waiter, with a directory that all of them share, and
-gives a function that makes critical sections: ``with section(): ...``, on one and the same key.
-Peers run as their documentation shows them, with the poll intervals that they have by default.
+``open`` is called once for each waiter and returns a function that makes critical sections:
+``with section(): ...``. Peers run as their documentation shows them, with the poll intervals that they
+have by default. A process has one client of each library, which all its waiters share. A peer that
+is not installed is left out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import itertools
+import os
 import sqlite3
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
+from typing import Any, Final
 
+import psycopg
+import redis
+import redis.asyncio
 from filelock import AsyncFileLock, FileLock
 
 from weblock import AsyncLocks, Locks
 
+from .redis_floor import AsyncioRoundTrips, Push, RoundTrips
+
 Section = Callable[[], AbstractContextManager[object]]
 AsyncSection = Callable[[], AbstractAsyncContextManager[object]]
 
-KEY = "hot"
+FOREVER: Final = 600.0
+TTL: Final = 10.0
 
 
 @dataclass(frozen=True)
@@ -44,32 +60,249 @@ class Asyncio:
 Contender = Blocking | Asyncio
 
 
-def _embedded(directory: Path) -> Section:
-    locks = Locks.from_url(f"file://{directory}/weblock?allow_container=true", wait=None)
-    return lambda: locks.hold(KEY)
+@dataclass(frozen=True)
+class Target:
+    """A key, and the servers of loopback that have it: none, one, or those of a quorum."""
+
+    ports: tuple[int, ...] = ()
+    key: str = "hot"
+    limit: int = 1
+    engine: str = "redis"
+    own_keys: bool = False
+    """Whether each waiter has a key of its own."""
+
+    @property
+    def port(self) -> int:
+        """The port of the only server."""
+        (port,) = self.ports
+        return port
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of the servers, as any library takes them."""
+        if self.engine == "postgresql":
+            return [f"postgresql://postgres@127.0.0.1:{port}/postgres" for port in self.ports]
+        return [f"redis://127.0.0.1:{port}/0" for port in self.ports]
 
 
-def _embedded_asyncio(directory: Path) -> AsyncSection:
-    locks = AsyncLocks.from_url(f"file://{directory}/weblock?allow_container=true", wait=None)
-    return lambda: locks.hold(KEY)
+_numbers = itertools.count()
 
 
-def _memory_asyncio(_directory: Path) -> AsyncSection:
-    locks = AsyncLocks.from_url("memory://benchmarks", wait=None)
-    return lambda: locks.hold(KEY)
+@dataclass(frozen=True)
+class Peer:
+    """A lock of one library, and the module or the separate requirement that it needs."""
+
+    name: str
+    kind: type[Blocking | Asyncio]
+    open: Callable[[Target, Path], Any]
+    module: str = ""
+    apart: tuple[str, ...] = ()
+    """The requirement to install in a folder of its own, and what else it needs there: for a library
+    of which a module has the name of another's, or which wants older packages."""
+
+    def at(self, target: Target) -> Contender:
+        """It, on these servers."""
+        return self.kind(self.name, partial(self._opened, target))
+
+    def _opened(self, target: Target, directory: Path) -> Any:
+        if target.own_keys:
+            target = replace(target, key=f"{os.getpid()}-{next(_numbers)}")
+        return self.open(target, directory)
+
+    @property
+    def installed(self) -> bool:
+        """Whether it can be measured here."""
+        if not self.apart:
+            return not self.module or importlib.util.find_spec(self.module) is not None
+        folder = _folder(self.apart[0])
+        if folder.exists():
+            return True
+        pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+        command = [*pip, "--no-deps", "--target", str(folder), *self.apart]
+        return subprocess.run(command, check=False).returncode == 0
 
 
-def _filelock(directory: Path) -> Section:
-    lock = FileLock(directory / "filelock")
+def _folder(requirement: str) -> Path:
+    return Path(sys.prefix) / "apart" / requirement
+
+
+def _imported_apart(requirement: str, module: str) -> Any:
+    if (folder := str(_folder(requirement))) not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(module)
+
+
+def _engine(target: Target, directory: Path) -> str | list[str]:
+    if target.engine == "redis":
+        urls = [f"{url}?recovery=off" for url in target.urls]
+        return urls if len(urls) > 1 else urls[0]
+    if target.engine == "postgresql":
+        return f"{target.urls[0]}?create=true&recovery=off"
+    file = f"file://{directory}/weblock?allow_container=true"
+    return file if target.engine == "file" else "memory://benchmarks"
+
+
+_made: dict[str, Any] = {}
+
+
+def _shared(kind: Callable[..., Any], target: Target, directory: Path) -> Any:
+    engine = _engine(target, directory)
+    if (name := f"{kind} {engine}") not in _made:
+        _made[name] = kind(engine, wait=None, ttl=TTL)
+    return _made[name]
+
+
+def _weblock(target: Target, directory: Path) -> Section:
+    locks = _shared(Locks.from_url, target, directory)
+    return partial(locks.hold, target.key, limit=target.limit)
+
+
+def _weblock_asyncio(target: Target, directory: Path) -> AsyncSection:
+    locks = _shared(AsyncLocks.from_url, target, directory)
+    return partial(locks.hold, target.key, limit=target.limit)
+
+
+# The default of 5 s would end a blocking read, by which some of the peers wait.
+_OPTIONS: Final[dict[str, Any]] = {"max_connections": 1000, "socket_timeout": None}
+
+
+@cache
+def _client(port: int) -> redis.Redis:
+    return redis.Redis(port=port, **_OPTIONS)
+
+
+@cache
+def _asyncio_client(port: int) -> redis.asyncio.Redis:  # A worker has one event loop.
+    return redis.asyncio.Redis(port=port, **_OPTIONS)
+
+
+def _raw(target: Target, _directory: Path) -> Section:
+    section = RoundTrips(_client(target.port), target.key)
+    return lambda: section
+
+
+def _raw_asyncio(target: Target, _directory: Path) -> AsyncSection:
+    section = AsyncioRoundTrips(_asyncio_client(target.port), target.key)
+    return lambda: section
+
+
+def _push(target: Target, _directory: Path) -> AsyncSection:
+    section = Push(target.port, target.key)
+    return lambda: section
+
+
+def _redis_py(target: Target, _directory: Path) -> Section:
+    return partial(_client(target.port).lock, f"redis-py:{target.key}", timeout=TTL)
+
+
+def _redis_py_asyncio(target: Target, _directory: Path) -> AsyncSection:
+    return partial(_asyncio_client(target.port).lock, f"redis-py:{target.key}", timeout=TTL)
+
+
+def _python_redis_lock(target: Target, _directory: Path) -> Section:
+    lock: Any = importlib.import_module("redis_lock").Lock
+    return partial(lock, _client(target.port), target.key, expire=int(TTL))
+
+
+def _redis_fifo_lock(target: Target, _directory: Path) -> AsyncSection:
+    lock: Any = importlib.import_module("redis_fifo_lock").FifoLock
+    fifo = lock(_asyncio_client(target.port), target.key, lease_ms=int(1000 * TTL))
+    return fifo.hold  # type: ignore[no-any-return]
+
+
+def _sherlock(target: Target, _directory: Path) -> Section:
+    lock: Any = importlib.import_module("sherlock").RedisLock
+    client, name = _client(target.port), f"sherlock:{target.key}"
+    made = lock(name, client=client, expire=int(TTL), timeout=FOREVER)
+    return lambda: made
+
+
+def _redis_lock_py(target: Target, _directory: Path) -> AsyncSection:
+    _imported_apart("redis-lock-py", "redis_lock")
+    lock: Any = importlib.import_module("redis_lock.asyncio").RedisLock
+    name, options = f"redis-lock-py:{target.key}", {"expire_timeout": int(TTL)}
+    return partial(lock, _asyncio_client(target.port), name, blocking_timeout=FOREVER, **options)
+
+
+@cache
+def _opened_backend(url: str) -> asyncio.Future[Any]:
+    """Return the backend of grelmicro in this process, when it is open."""
+    kind = "Postgres" if url.startswith("postgresql") else "Redis"
+    module = importlib.import_module(f"grelmicro.sync.{kind.lower()}")
+    opening: Coroutine[Any, Any, Any] = getattr(module, f"{kind}SyncBackend")(url).__aenter__()
+    return asyncio.ensure_future(opening)
+
+
+def _grelmicro(target: Target, _directory: Path) -> AsyncSection:
+    lock: Any = importlib.import_module("grelmicro.sync").Lock
+    made: Any = None  # To make one takes longer than to use it.
+
+    @contextlib.asynccontextmanager
+    async def section() -> AsyncIterator[None]:
+        nonlocal made
+        if made is None:
+            backend = await _opened_backend(target.urls[0])
+            made = lock(f"grelmicro:{target.key}", backend=backend, lease_duration=TTL)
+        async with made:
+            yield
+
+    return section
+
+
+def _pottery_asyncio(target: Target, _directory: Path) -> AsyncSection:
+    lock: Any = importlib.import_module("pottery").AIORedlock
+    made = lock(
+        key=target.key, masters=set(map(_asyncio_client, target.ports)), auto_release_time=TTL
+    )
+    return lambda: made
+
+
+def _redlock_py(target: Target, _directory: Path) -> Section:
+    manager = _imported_apart("redlock-py", "redlock").Redlock(target.urls)
+
+    @contextlib.contextmanager
+    def section() -> Iterator[None]:
+        while not (lock := manager.lock(target.key, int(1000 * TTL))):
+            """It gives up after three attempts; a caller that has to get the lock goes on."""
+        try:
+            yield
+        finally:
+            manager.unlock(lock)
+
+    return section
+
+
+def _redlock_ng(target: Target, _directory: Path) -> Section:
+    manager = _imported_apart("redlock-ng", "redlock").Redlock(target.urls)
+    return partial(manager.lock, target.key, ttl=int(1000 * TTL), blocking=True)
+
+
+def _advisory(target: Target, _directory: Path) -> Section:
+    # It belongs to a session: each waiter needs a connection of its own, also while it waits.
+    connection = psycopg.connect(target.urls[0], autocommit=True)
+
+    @contextlib.contextmanager
+    def section() -> Iterator[None]:
+        connection.execute("SELECT pg_advisory_lock(hashtext(%s))", [target.key])
+        try:
+            yield
+        finally:
+            connection.execute("SELECT pg_advisory_unlock(hashtext(%s))", [target.key])
+
+    return section
+
+
+def _filelock(target: Target, directory: Path) -> Section:
+    lock = FileLock(directory / f"filelock-{target.key}")
     return lambda: lock
 
 
-def _filelock_asyncio(directory: Path) -> AsyncSection:
-    lock = AsyncFileLock(directory / "filelock")
+def _filelock_asyncio(target: Target, directory: Path) -> AsyncSection:
+    lock = AsyncFileLock(directory / f"filelock-{target.key}")
     return lambda: lock
 
 
-def _sqlite(directory: Path) -> Section:
+def _sqlite(_target: Target, directory: Path) -> Section:
     connection = sqlite3.connect(
         directory / "sqlite.db", timeout=600, isolation_level=None, check_same_thread=False
     )
@@ -85,15 +318,85 @@ def _sqlite(directory: Path) -> Section:
     return section
 
 
-def _asyncio_lock(_directory: Path) -> AsyncSection:
-    lock = asyncio.Lock()
-    return lambda: lock
+_asyncio_lock_of_all = cache(asyncio.Lock)
 
 
-EMBEDDED = Blocking("weblock file://", _embedded)
-EMBEDDED_ASYNCIO = Asyncio("weblock file://, asyncio", _embedded_asyncio)
-FILELOCK = Blocking("filelock", _filelock)
-FILELOCK_ASYNCIO = Asyncio("filelock, asyncio", _filelock_asyncio)
-SQLITE = Blocking("SQLite BEGIN IMMEDIATE", _sqlite)
-MEMORY_ASYNCIO = Asyncio("weblock memory://, asyncio", _memory_asyncio)
-ASYNCIO_LOCK = Asyncio("asyncio.Lock", _asyncio_lock)
+def _asyncio_lock(_target: Target, _directory: Path) -> AsyncSection:
+    return _asyncio_lock_of_all
+
+
+def _redis_semaphore(target: Target, _directory: Path) -> Section:
+    semaphore = _imported_apart("redis-semaphore", "redis_semaphore").Semaphore
+    options = {"namespace": f"redis-semaphore:{target.key}", "stale_client_timeout": TTL}
+    # Each waiter has its own: it keeps the tokens that it holds.
+    made = semaphore(_client(target.port), count=target.limit, **options)
+    return lambda: made
+
+
+def _redis_rate_limiters(target: Target, _directory: Path) -> Section:
+    semaphore: Any = importlib.import_module("limiters").SyncSemaphore
+    options = {"name": target.key, "capacity": target.limit, "expiry": int(TTL)}
+    made = semaphore(connection=_client(target.port), **options)
+    return lambda: made
+
+
+def _self_limiters(target: Target, _directory: Path) -> AsyncSection:
+    semaphore: Any = importlib.import_module("self_limiters").Semaphore
+    options = {"name": f"self-limiters:{target.key}", "capacity": target.limit}
+    made = semaphore(expiry=int(TTL), redis_url=target.urls[0], **options)
+    return lambda: made
+
+
+@cache
+def _manager(url: str) -> Any:
+    made: Any = importlib.import_module("async_redis_rate_limiters").DistributedSemaphoreManager
+    return made(redis_url=url, redis_ttl=int(TTL))
+
+
+def _async_redis_rate_limiters(target: Target, _directory: Path) -> AsyncSection:
+    return lambda: _manager(target.urls[0]).get_semaphore(target.key, target.limit)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+WEBLOCK = Peer("weblock", Blocking, _weblock)
+WEBLOCK_ASYNCIO = Peer("weblock, asyncio", Asyncio, _weblock_asyncio)
+RAW = Peer("floor: redis-py, two round trips", Blocking, _raw)
+RAW_ASYNCIO = Peer("floor: redis-py asyncio, two round trips", Asyncio, _raw_asyncio)
+PUSH = Peer("floor: queue in Lua and a push, asyncio", Asyncio, _push)
+REDIS_PY = Peer("redis-py Lock", Blocking, _redis_py)
+REDIS_PY_ASYNCIO = Peer("redis-py Lock, asyncio", Asyncio, _redis_py_asyncio)
+PYTHON_REDIS_LOCK = Peer("python-redis-lock", Blocking, _python_redis_lock, "redis_lock")
+REDIS_FIFO_LOCK = Peer("redis-fifo-lock, asyncio", Asyncio, _redis_fifo_lock, "redis_fifo_lock")
+REDIS_LOCK_PY = Peer("redis-lock-py, asyncio", Asyncio, _redis_lock_py, apart=("redis-lock-py",))
+SHERLOCK = Peer("sherlock", Blocking, _sherlock, "sherlock")
+# Which one pip installs depends on Python: before 3.14, it is 0.20.
+GRELMICRO = Peer(f"grelmicro {_version('grelmicro')}, asyncio", Asyncio, _grelmicro, "grelmicro")
+POTTERY_ASYNCIO = Peer("pottery, asyncio", Asyncio, _pottery_asyncio, "pottery")
+REDLOCK_PY = Peer("redlock-py", Blocking, _redlock_py, apart=("redlock-py",))
+REDLOCK_NG = Peer("redlock-ng", Blocking, _redlock_ng, apart=("redlock-ng", "pydantic"))
+ADVISORY = Peer("pg_advisory_lock, psycopg", Blocking, _advisory)
+FILELOCK = Peer("filelock", Blocking, _filelock)
+FILELOCK_ASYNCIO = Peer("filelock, asyncio", Asyncio, _filelock_asyncio)
+SQLITE = Peer("SQLite BEGIN IMMEDIATE", Blocking, _sqlite)
+ASYNCIO_LOCK = Peer("asyncio.Lock", Asyncio, _asyncio_lock)
+# Apart, for it brings a package named tests, which would hide ours.
+REDIS_SEMAPHORE = Peer("redis-semaphore", Blocking, _redis_semaphore, apart=("redis-semaphore",))
+REDIS_RATE_LIMITERS = Peer("redis-rate-limiters", Blocking, _redis_rate_limiters, "limiters")
+SELF_LIMITERS = Peer("self-limiters, asyncio", Asyncio, _self_limiters, "self_limiters")
+ASYNC_REDIS_RATE_LIMITERS = Peer(
+    "async-redis-rate-limiters, asyncio",
+    Asyncio,
+    _async_redis_rate_limiters,
+    "async_redis_rate_limiters",
+)
+
+
+def installed(peers: Sequence[Peer], target: Target) -> list[Contender]:
+    """Return those that can be measured here."""
+    return [peer.at(target) for peer in peers if peer.installed]

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 from . import machine
-from .statistics import median
 
 
 @contextmanager
@@ -26,18 +25,6 @@ def distant(port: int, delay: float) -> Iterator[int]:
     with machine.ended([process]):
         process.start()
         yield ours.recv()
-
-
-def round_trip(port: int) -> float:
-    """Return the median of the seconds that a PING takes."""
-    took = []
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        for _ in range(50):
-            began = time.perf_counter()
-            connection.sendall(b"PING\r\n")
-            connection.recv(64)
-            took.append(time.perf_counter() - began)
-    return median(took)
 
 
 def _pass_on(port: int, delay: float, told: Connection) -> None:

@@ -15,10 +15,9 @@ from tests.servers import Cluster, Server
 from weblock import AsyncLocks
 
 from . import machine
-from . import redis_contenders as peers
+from .contenders import WEBLOCK_ASYNCIO, Target
 from .measuring import Case, Effort, compete
-from .redis_contenders import Target
-from .redis_peers import script_time
+from .races import script_time
 from .report import Findings, Goal, Line
 from .workers import Crew
 
@@ -143,7 +142,7 @@ async def _cost(
 
 
 def _cost_in_processes(server: Server, processes: int, seconds: float) -> Cost:
-    contender = peers.WEBLOCK_ASYNCIO.at(Target(server.port, "processes"))
+    contender = WEBLOCK_ASYNCIO.at(Target((server.port,), "processes"))
     with machine.scratch() as directory:
         crew = Crew(contender, directory, processes)
         with crew.working():

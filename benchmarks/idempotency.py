@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import httpx
@@ -38,7 +39,6 @@ from weblock.contrib.sqlalchemy import answer_table
 from . import machine
 from .measuring import Case, Effort
 from .report import Findings, Line
-from .statistics import median
 
 TTL, LONG, RACES, CLIENTS, PAUSE = 5, 8, 200, 4, 0.02
 """Seconds of a lock and of the long handler; races, clients in each, and seconds of their handler."""

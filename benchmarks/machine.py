@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -38,6 +40,17 @@ def awake() -> Iterator[None]:
         for spinner in spinners:
             spinner.start()
         yield
+
+
+def description() -> str:
+    """Return the date, the commit, and what the machine is."""
+    git = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    python, load = platform.python_version(), os.getloadavg()[0]
+    return (
+        f"{time.strftime('%Y-%m-%d')}, commit {commit or 'unknown'}, {os.cpu_count()} cores,"
+        f" {platform.system()}, Python {python}, load {load:.1f}"
+    )
 
 
 class Calm:

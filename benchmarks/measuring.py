@@ -6,11 +6,9 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from statistics import median
 
-from .contenders import Asyncio, Blocking, Contender
 from .report import Findings
-from .statistics import jain, median
 from .workers import Crew, Job, Outcome, Visit
 
 
@@ -21,70 +19,28 @@ class Effort:
     rounds: int
     slice: float
     """Seconds in which each contender has the machine for itself."""
-    idle: float
-    """Seconds for which waiters are watched waiting."""
     fastest: bool = False
     """Whether the fastest slices count, which other work has disturbed least, and not the median."""
+
+    def ratio(self, ours: Sequence[float], theirs: Sequence[float]) -> float:
+        """Return our rate over theirs: of the fastest slices, or the median of the rounds.
+
+        The slices of a round were measured one right after the other.
+        """
+        if self.fastest:
+            return max(ours) / max(1e-6, *theirs)
+        pairs = zip(ours, theirs, strict=True)
+        return median(our / max(their, 1e-6) for our, their in pairs)
 
 
 Case = Callable[[Effort], Iterator[Findings]]
 
-Rates = dict[Contender, list[float]]
-"""Sections per second of each contender, slice by slice."""
-
-
-def paired(ours: list[float], theirs: list[float]) -> float:
-    """The median over the rounds: each round's slices were measured one right after the other."""
-    return median(our / max(their, 1e-6) for our, their in zip(ours, theirs, strict=True))
-
-
-def blocking_rates(compared: Sequence[Blocking], directory: Path, effort: Effort) -> Rates:
-    """One thread, and nobody else who wants the key."""
-    sections = {contender: contender.open(directory) for contender in compared}
-    rates: Rates = {contender: [] for contender in compared}
-    for _ in range(effort.rounds):
-        for contender, section in sections.items():
-            counter, done, start = 0, 0, time.monotonic()
-            while time.monotonic() - start < effort.slice:
-                for _ in range(20):
-                    with section():
-                        counter += 1
-                    done += 1
-            check(contender, counter, done)
-            rates[contender].append(done / (time.monotonic() - start))
-    return rates
-
-
-async def asyncio_rates(compared: Sequence[Asyncio], directory: Path, effort: Effort) -> Rates:
-    """One task, and nobody else who wants the key."""
-    sections = {contender: contender.open(directory) for contender in compared}
-    rates: Rates = {contender: [] for contender in compared}
-    for _ in range(effort.rounds):
-        for contender, section in sections.items():
-            counter, done, start = 0, 0, time.monotonic()
-            while time.monotonic() - start < effort.slice:
-                for _ in range(20):
-                    async with section():
-                        counter += 1
-                    done += 1
-            check(contender, counter, done)
-            rates[contender].append(done / (time.monotonic() - start))
-    return rates
-
-
-def check(contender: Contender, counted: int, done: int) -> None:
-    """Raises if two sections that added one to a counter have overlapped."""
-    if counted != done:
-        raise RuntimeError(f"{contender.name} lost updates: {counted} counted of {done}")
-
 
 @dataclass(frozen=True)
 class Slice:
-    """What one contender did with the hot key in one slice."""
+    """What one contender did in one slice."""
 
     rate: float
-    passed_on: float
-    """Sections a second that went to another waiter than the one before."""
     gaps: list[float]
     """Seconds from the end of a section to the start of another waiter's."""
     jain: float
@@ -108,9 +64,7 @@ class Slice:
             if one != another
         ]
         waits = [wait for visits in waiters for wait in _waits(visits, start)]
-        seconds = end - start
-        rate, passed_on = sum(counts) / seconds, len(gaps) / seconds
-        return cls(rate, passed_on, gaps, jain(counts), max(waits, default=0.0))
+        return cls(sum(counts) / (end - start), gaps, jain(counts), max(waits, default=0.0))
 
 
 def _waits(visits: list[Visit], start: float) -> Iterator[float]:
@@ -141,3 +95,15 @@ def compete(
 def shares(waiters: int, processes: int) -> list[int]:
     """How many waiters each process has."""
     return [(waiters + number) // processes for number in range(processes)]
+
+
+def jain(counts: Sequence[int]) -> float:
+    """Jain's index of fairness: 1 if all got the same, 1/n if one of n got everything."""
+    squares = sum(count * count for count in counts)
+    return sum(counts) ** 2 / (len(counts) * squares) if squares else 0.0
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that ``share`` of all values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")

@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import os
 from collections import deque
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, cast
 
@@ -36,26 +35,6 @@ local first = redis.call('LPOP', KEYS[2])
 if not first then return redis.call('DEL', KEYS[1]) end
 local channel, owner = string.match(first, '(%S+) (%S+)')
 redis.call('SET', KEYS[1], owner, 'PX', ARGV[2])
-redis.call('PUBLISH', channel, owner)
-return 1
-"""
-
-ACQUIRE_PLACE_OR_QUEUE: Final = """
-if redis.call('SCARD', KEYS[1]) < tonumber(ARGV[4]) then
-    redis.call('SADD', KEYS[1], ARGV[1])
-    return redis.call('PEXPIRE', KEYS[1], ARGV[3])
-end
-redis.call('RPUSH', KEYS[2], ARGV[2] .. ' ' .. ARGV[1])
-return 0
-"""
-
-HAND_PLACE_ON: Final = """
-if redis.call('SREM', KEYS[1], ARGV[1]) == 0 then return 0 end
-local first = redis.call('LPOP', KEYS[2])
-if not first then return 1 end
-local channel, owner = string.match(first, '(%S+) (%S+)')
-redis.call('SADD', KEYS[1], owner)
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('PUBLISH', channel, owner)
 return 1
 """
@@ -127,80 +106,11 @@ class Push:
         await self._line.ask("EVALSHA", self._line.hand_on, "2", *self._keys, self._owner, TTL)
 
 
-class PushPlaces:
-    """The same for a key that so many may hold at once."""
-
-    _numbers = itertools.count()
-
-    def __init__(self, port: int, key: str, limit: int) -> None:
-        self._port = port
-        self._limit = str(limit)
-        self._keys = (f"places:{key}", f"places:{key}:queue")
-        self._owner = f"{os.getpid()}:{next(self._numbers)}"
-        self._line: _Line | None = None
-
-    async def __aenter__(self) -> None:
-        self._line = line = await _line_to(self._port)
-        rung = line.mailbox(self._owner)
-        arguments = (self._owner, line.channel, TTL, self._limit)
-        if not await line.ask("EVALSHA", line.acquire_place, "2", *self._keys, *arguments):
-            await rung
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
-    ) -> None:
-        assert self._line
-        hand_on = self._line.hand_place_on
-        await self._line.ask("EVALSHA", hand_on, "2", *self._keys, self._owner, TTL)
-
-
-class Majority:
-    """A section by two round trips to several servers side by side, if nobody else wants the key.
-
-    It waits for a majority to grant it, and for all to give it back.
-    """
-
-    def __init__(self, ports: Sequence[int], key: str) -> None:
-        self._ports = ports
-        self._key = f"majority:{key}"
-        self._token = f"{os.getpid()}:{id(self)}"
-        self._lines: list[_Line] = []
-
-    async def __aenter__(self) -> None:
-        self._lines = [await _line_to(port) for port in self._ports]
-        command = ("SET", self._key, self._token, "NX", "PX", TTL)
-        await _first([line.ask(*command) for line in self._lines], len(self._ports) // 2 + 1)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
-    ) -> None:
-        asked = [
-            line.ask("EVALSHA", line.delete, "1", self._key, self._token) for line in self._lines
-        ]
-        await _first(asked, len(asked))
-
-
-async def _first(asked: Sequence[asyncio.Future[Any]], count: int) -> None:
-    """Waits until so many have answered."""
-    enough = asyncio.get_running_loop().create_future()
-
-    def answered(_reply: asyncio.Future[Any]) -> None:
-        if sum(each.done() for each in asked) >= count and not enough.done():
-            enough.set_result(None)
-
-    for each in asked:
-        each.add_done_callback(answered)
-    await enough
-
-
 class _Line(asyncio.Protocol):
     """One connection: what is asked in one turn of the loop is written at once."""
 
     acquire: str
     hand_on: str
-    acquire_place: str
-    hand_place_on: str
-    delete: str
 
     def __init__(self) -> None:
         self.channel = f"push:{os.getpid()}"
@@ -216,9 +126,6 @@ class _Line(asyncio.Protocol):
         await self.ask("HELLO", "3", "SETNAME", name)
         self.acquire = (await self.ask("SCRIPT", "LOAD", ACQUIRE_OR_QUEUE)).decode()
         self.hand_on = (await self.ask("SCRIPT", "LOAD", HAND_ON)).decode()
-        self.acquire_place = (await self.ask("SCRIPT", "LOAD", ACQUIRE_PLACE_OR_QUEUE)).decode()
-        self.hand_place_on = (await self.ask("SCRIPT", "LOAD", HAND_PLACE_ON)).decode()
-        self.delete = (await self.ask("SCRIPT", "LOAD", DELETE_IF_MINE)).decode()
         self._send("SUBSCRIBE", self.channel)  # Answered by a push.
         await self.ask("PING")
 

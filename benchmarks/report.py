@@ -66,28 +66,29 @@ class Findings:
         return heads, rows
 
 
-def show(findings: Findings, *, markdown: bool) -> None:
+def show(findings: Findings, *, as_markdown: bool) -> None:
     """Prints one table."""
-    if markdown:
-        print(_markdown(findings), flush=True)
+    if as_markdown:
+        print(markdown(findings), flush=True)
     else:
         console = Console()
         console = console if console.is_terminal else Console(width=132)
         console.print(_rich(findings))
 
 
-def write_between_marks(page: Path, name: str, findings: Findings) -> None:
-    """Put a table into a page, between two comments that name it. Raises ``ValueError`` without these."""
+def write_between_marks(page: Path, name: str, new: str) -> None:
+    """Put a text into a page, between two comments that name it. Raises ``ValueError`` without these."""
     first, last = f"<!-- {name} -->", f"<!-- end of {name} -->"
     text = page.read_text()
     before, found, rest = text.partition(first)
     _old, found_last, after = rest.partition(last)
     if not (found and found_last):
-        raise ValueError(f"{page} has no place for the table: write {first} and {last} into it")
-    page.write_text(f"{before}{first}\n\n{_markdown(findings)}\n{last}{after}")
+        raise ValueError(f"{page} has no place for the tables: write {first} and {last} into it")
+    page.write_text(f"{before}{first}\n\n{new}\n{last}{after}")
 
 
-def _markdown(findings: Findings) -> str:
+def markdown(findings: Findings) -> str:
+    """Return a table in Markdown."""
     heads, rows = findings.cells()
     ruler = ["---", *["---:"] * (len(heads) - 2), "---"]
     lines = [f"| {' | '.join(cells)} |" for cells in (heads, ruler, *rows)]

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Self
 
 from . import machine
-from .measuring import Case, Effort, paired
+from .measuring import Case, Effort
 from .report import Findings, Goal, Line
-from .statistics import median
 from .web_apps import APPS, WebApp, serve
 
 CONNECTIONS = 8
@@ -32,7 +32,7 @@ def web(effort: Effort) -> Iterator[Findings]:
         for _ in range(effort.rounds):
             for server in servers.values():
                 server.slices.append(server.measure(effort.slice))
-        yield _findings(servers)
+        yield _findings(effort, servers)
 
 
 CASES: dict[str, Case] = {"web": web}
@@ -110,7 +110,7 @@ class UvicornServer:
             raise RuntimeError(f"{self.app.name} has answered {answer[:200]!r}")
 
 
-def _findings(servers: dict[str, UvicornServer]) -> Findings:
+def _findings(effort: Effort, servers: dict[str, UvicornServer]) -> Findings:
     lines = []
     for server in servers.values():
         rates = [each.requests / each.seconds for each in server.slices]
@@ -120,10 +120,7 @@ def _findings(servers: dict[str, UvicornServer]) -> Findings:
         if server.app.bare:
             bare = servers[server.app.bare]
             # On a machine that does other things too, seconds on a CPU are what can be compared.
-            share = paired(
-                [each.on_cpu / each.requests for each in bare.slices],
-                [each.on_cpu / each.requests for each in server.slices],
-            )
+            share = effort.ratio(server.rates_on_cpu(), bare.rates_on_cpu())
             figures[2] = f"{share:.3f}"
             goals = [Goal.at_least(server.app.goal, share, "")] if server.app.goal else []
         lines.append(Line(server.app.name, figures, None, goals))

@@ -100,11 +100,11 @@ def _starlette_locked() -> Starlette:
 
 APPS = (
     WebApp("FastAPI, bare", _fastapi),
-    WebApp("install(app), no lock on the route", _fastapi_installed, "FastAPI, bare", 0.95),
+    WebApp("install(app), no lock on the route", _fastapi_installed, "FastAPI, bare", 0.97),
     WebApp("a dependency that does nothing", _fastapi_depending, "FastAPI, bare"),
-    WebApp("Depends(lock(...)), uncontended", _fastapi_locked, "FastAPI, bare", 0.78),
+    WebApp("Depends(lock(...)), uncontended", _fastapi_locked, "FastAPI, bare", 0.80),
     WebApp("Starlette, bare", _starlette),
-    WebApp("LockMiddleware, no rule for the route", _starlette_installed, "Starlette, bare", 0.95),
+    WebApp("LockMiddleware, no rule for the route", _starlette_installed, "Starlette, bare", 0.97),
     WebApp("LockMiddleware, uncontended", _starlette_locked, "Starlette, bare", 0.78),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -12,10 +13,10 @@ import pytest
 
 from benchmarks import machine
 from benchmarks.__main__ import main
-from benchmarks.contenders import Blocking
-from benchmarks.goals import Race, Racer
-from benchmarks.measuring import Effort
-from benchmarks.report import Findings, Line, write_between_marks
+from benchmarks.contenders import Blocking, Target
+from benchmarks.measuring import Effort, Slice
+from benchmarks.races import Race, Racer
+from benchmarks.report import write_between_marks
 from benchmarks.workers import Crew, Outcome, Visit, most_at_once
 
 
@@ -31,15 +32,16 @@ def benchmark(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("case", "line"),
     [
-        ("uncontended", "| weblock file:// |"),
-        ("redis-alone", "| redis-py Lock |"),
+        ("file", "| SQLite BEGIN IMMEDIATE |"),
         ("postgresql", "| pg_advisory_lock, psycopg |"),
         ("web", "| FastAPI, bare |"),
     ],
 )
-def test_a_case_prints_its_table(case: str, line: str) -> None:
-    """Whoever runs one case gets the figures of weblock and of what it is compared with."""
-    assert line in benchmark(f"--only={case}")
+def test_a_case_prints_its_tables(case: str, line: str) -> None:
+    """Whoever runs one case gets the figures of what weblock is compared with, and where they are from."""
+    printed = benchmark(f"--only={case}")
+    assert line in printed
+    assert re.search(r"\d{4}-\d\d-\d\d, commit \w+(-dirty)?, \d+ cores", printed)
 
 
 def test_no_figures_of_a_busy_machine_get_into_a_page(
@@ -59,35 +61,38 @@ def test_a_table_replaces_the_one_between_its_marks(tmp_path: Path) -> None:
     """What stands around the marks in a page stays, and a page without them is refused."""
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- goals -->\nold\n<!-- end of goals -->\nafter\n")
-    table = Findings("Goals", ["weblock"], [Line("a case", ["1.5"])], compares=False)
 
-    write_between_marks(page, "goals", table)
+    write_between_marks(page, "goals", "| a case | 1.5 |  |")
     text = page.read_text()
     assert "| a case | 1.5 |  |" in text
     assert "old" not in text
     assert text.startswith("before\n<!-- goals -->\n")
     assert text.endswith("<!-- end of goals -->\nafter\n")
-    with pytest.raises(ValueError, match="has no place for the table"):
-        write_between_marks(page, "growth", table)
+    with pytest.raises(ValueError, match="has no place for the tables"):
+        write_between_marks(page, "growth", "")
 
 
-def test_a_goal_is_judged_by_the_ratio_to_its_floor() -> None:
+def slice_of(rate: float) -> Slice:
+    return Slice(rate, [], 1.0, 0.0)
+
+
+def test_a_goal_is_judged_by_the_ratio_to_its_floor_or_to_the_best_peer() -> None:
     """By medians of paired slices, or, on a busy machine, by the fastest slice of each."""
     rates = {"weblock": [90.0, 10.0, 30.0], "floor: raw": [100.0, 20.0, 50.0], "peer": [1.0] * 3}
     racers = [
-        Racer(SimpleNamespace(contender=SimpleNamespace(name=name)), list(each))  # type: ignore[arg-type]
+        Racer(SimpleNamespace(contender=SimpleNamespace(name=name)), list(map(slice_of, each)))  # type: ignore[arg-type]
         for name, each in rates.items()
     ]
-    race = Race("a case", racers, goal=0.8)
-    paired, fastest = (
-        race.line(Effort(3, 0.1, 0, fastest=fastest), "63") for fastest in (False, True)
-    )
+    race = Race("a case", racers, 0.8, Target())
+    paired, fastest = (race.line(Effort(3, 0.1, fastest=fastest)) for fastest in (False, True))
+    race.against_best = True
 
     assert paired.contender == "a case ÷ raw"
-    assert paired.figures == ["", "0.02 peer", "0.60", "", "63"]
+    assert paired.figures == ["", "0.02 peer", "0.60", "", ""]
     assert [goal.met for goal in paired.goals] == [False]
     assert fastest.figures[2] == "0.90"
     assert [goal.met for goal in fastest.goals] == [True]
+    assert race.line(Effort(3, 0.1)).figures == ["50.00", "1.00 peer", "30.00", "", ""]
 
 
 def test_the_check_of_overlaps_counts_the_sections_that_are_open() -> None:

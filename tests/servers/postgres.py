@@ -35,7 +35,9 @@ _SPEEDY += ["autovacuum=off"]  # Its snapshots would keep dead rows for longer, 
 class Postgres(DatabaseServer):
     """A server on a free port of loopback, with its data in a temporary folder."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
+        """Start it, with some of its settings, like ``fsync=on``."""
+        self._options = options
         self._user = 65534 if os.getuid() == 0 else None  # It refuses to serve as root.
         super().__init__("postgres")
 
@@ -104,7 +106,7 @@ class Postgres(DatabaseServer):
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         options = [*_SPEEDY, "listen_addresses=127.0.0.1", f"port={self.port}"]
-        options += ["unix_socket_directories="]
+        options += ["unix_socket_directories=", *self._options]
         command = [_binary("postgres"), "-D", str(self.folder / "data")]
         command += [part for option in options for part in ("-c", option)]
         return spawn(command, log=self._log, user=self._user)

@@ -1,0 +1,404 @@
+"""The cases in which locks compete, and their tables: behind a network first, then on loopback.
+
+Each case is a ``Race``: weblock first, then what its rate is divided by, if that is not the best peer, then
+peers. The races of a table are run in turn, slice by slice, each contender with processes of its own.
+On a machine that does other things too, the fastest slice of each is the least disturbed one:
+``--quick`` takes these.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from statistics import median
+from typing import Any, Final
+
+from tests.servers import Postgres, Server
+
+from . import contenders as peers
+from . import machine
+from .contenders import Contender, Peer, Target
+from .distance import distant
+from .measuring import Case, Effort, Slice, compete, percentile, shares
+from .report import Findings, Goal, Line
+from .workers import Crew, Job
+
+HEADS: Final = ("floor", "best peer", "weblock", "Jain", "server µs")
+
+ROUND_TRIPS: Final = (0.0002, 0.0005, 0.001)
+"""Seconds that the network adds to a round trip."""
+
+QUEUED: Final = 4
+"""How many times as long a slice lasts in which many waiters want one key."""
+
+SLOW_DISK: Final = 0.002
+"""Seconds that a flush of PostgreSQL's log takes longer than the disk does."""
+
+
+@dataclass
+class Racer:
+    """One contender of a race, and what it did in each round."""
+
+    crew: Crew
+    slices: list[Slice] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """What the contender is called."""
+        return self.crew.contender.name
+
+    @property
+    def rates(self) -> list[float]:
+        """Sections a second, round by round."""
+        return [each.rate for each in self.slices]
+
+    @property
+    def jain(self) -> float:
+        """Jain's index of fairness."""
+        return median(each.jain for each in self.slices)
+
+
+@dataclass
+class Race:
+    """A case: ours first, then what it is divided by, then peers."""
+
+    title: str
+    racers: list[Racer]
+    goal: float
+    target: Target
+    waiters: int = 1
+    work: float = 0.0
+    server: Server | None = None
+    """The server whose time is measured."""
+    against_best: bool = False
+    """Whether our rate is divided by that of the best peer."""
+    took: list[float] = field(default_factory=list)
+    """Microseconds that our scripts took on the server for each section, round by round."""
+
+    def round(self, seconds: float) -> None:
+        """Give each racer a slice, a longer one where all must have queued up before it counts."""
+        if not self.target.own_keys and self.waiters > 1:
+            seconds *= QUEUED
+        kinds: dict[str, Any] = {
+            "one_key": not self.target.own_keys,
+            "at_once": self.target.limit,
+        }
+        for number, racer in enumerate(self.racers):
+            before = script_time(self.server) if self.server else 0.0
+            found = compete(racer.crew, self.waiters, self.work, seconds, **kinds)
+            racer.slices.append(found)
+            if number == 0 and self.server:
+                spent = script_time(self.server) - before
+                self.took.append(spent / max(1.0, found.rate * seconds))
+
+    def line(self, effort: Effort) -> Line:
+        """Return what the slices come to."""
+        ours, base, *_ = self.racers
+        others = [each for each in self.racers[1:] if not each.name.startswith("floor")]
+        best = max(others, key=lambda each: effort.ratio(each.rates, base.rates), default=base)
+        base = best if self.against_best else base
+        floors = [
+            each for each in self.racers if each.name.startswith("floor") and each is not base
+        ]
+        share = effort.ratio(ours.rates, base.rates)
+        figures = [
+            *([f"{effort.ratio(each.rates, base.rates):.2f}" for each in floors[:1]] or [""]),
+            f"{effort.ratio(best.rates, base.rates):.2f} {best.name}" if others else "",
+            f"{share:.2f}",
+            f"{ours.jain:.3f}" if self.waiters > 1 and not self.target.own_keys else "",
+            f"{self.script_time(effort):.1f}" if self.took else "",
+        ]
+        title = f"{self.title} ÷ {base.name.removeprefix('floor: ')}"
+        return Line(title, figures, goals=[Goal.at_least(self.goal, share, "")])
+
+    def script_time(self, effort: Effort) -> float:
+        """Return the microseconds that our scripts took for a section."""
+        rates = self.racers[0].rates
+        return self.took[rates.index(max(rates))] if effort.fastest else median(self.took)
+
+    def details(self) -> Findings:
+        """Return what each contender did."""
+        ours = self.racers[0]
+        lines = []
+        for racer in self.racers:
+            gaps = [1000 * gap for each in racer.slices for gap in each.gaps]
+            figures = [
+                f"{median(racer.rates):,.0f}",
+                f"{percentile(gaps, 0.5):.2f} / {percentile(gaps, 0.99):.2f}" if gaps else "none",
+                f"{racer.jain:.3f}",
+                f"{max(each.longest_wait for each in racer.slices):.2f}",
+            ]
+            ratio = Effort(1, 0).ratio(ours.rates, racer.rates) if racer is not ours else None
+            lines.append(Line(racer.name, figures, ratio))
+        heads = ["sections/s", "hand-off p50 / p99 ms", "Jain", "longest wait s"]
+        return Findings(self.title, heads, lines)
+
+
+class Course:
+    """What the races of one run have in common: servers, and processes that are started once."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._crews: dict[tuple[Peer, Target, int], Crew] = {}
+
+    @cached_property
+    def servers(self) -> list[Server]:
+        """Three Redis servers, of which the first is also used alone."""
+        return [self._stack.enter_context(Server()) for _ in range(3)]
+
+    @property
+    def redis(self) -> Target:
+        """One server."""
+        return Target((self.servers[0].port,))
+
+    @property
+    def quorum(self) -> Target:
+        """All three."""
+        return Target(tuple(server.port for server in self.servers))
+
+    @cached_property
+    def postgres(self) -> Target:
+        """A PostgreSQL server each of whose flushes takes a while, as on a disk of a cloud."""
+        wait = f"commit_delay={round(1e6 * SLOW_DISK)}"
+        server = Postgres("fsync=on", "synchronous_commit=on", wait, "commit_siblings=0")
+        return Target((self._stack.enter_context(server).port,), engine="postgresql")
+
+    def race(
+        self,
+        title: str,
+        compared: Sequence[Peer],
+        goal: float,
+        target: Target,
+        *,
+        processes: int = 1,
+        delay: float = 0.0,
+        **options: Any,
+    ) -> Race:
+        """Return a race of those that are installed, all of them ``delay`` away in each direction."""
+        racers = [
+            Racer(self._crew(peer, target, processes, delay)) for peer in compared if peer.installed
+        ]
+        return Race(title, racers, goal, target, **options)
+
+    def _crew(self, peer: Peer, target: Target, processes: int, delay: float) -> Crew:
+        if delay:
+            # Each has its own way to the server: the others' connections are none of its business.
+            ways = [self._stack.enter_context(distant(port, delay)) for port in target.ports]
+            target = replace(target, ports=tuple(ways))
+        key = peer, target, processes
+        if key not in self._crews:
+            directory = self._stack.enter_context(machine.scratch())
+            crew = Crew(peer.at(target), directory, processes)
+            self._stack.enter_context(crew.working())
+            self._crews[key] = crew
+        return self._crews[key]
+
+
+Races = Callable[[Course], Iterator[Race]]
+
+
+def far(added: float) -> Races:
+    """Return the races on servers that are some way off."""
+
+    def races(course: Course) -> Iterator[Race]:
+        network, delay = f"{1000 * added:g} ms away", added / 2
+
+        def race(
+            title: str, compared: Sequence[Peer], goal: float, target: Target, **more: Any
+        ) -> Race:
+            title = f"{network}, {title}"
+            return course.race(
+                title, compared, goal, target, delay=delay, against_best=True, **more
+            )
+
+        own = replace(course.redis, own_keys=True)
+        yield race("one caller, blocking", _BLOCKING, 1.0, course.redis)
+        yield race("one caller, asyncio", _ASYNCIO, 1.0, course.redis)
+        hot: dict[str, Any] = {"waiters": 16, "processes": 2}
+        yield race("one key, 16 waiters, blocking", _FAR_BLOCKING, 1.5, course.redis, **hot)
+        yield race("one key, 16 waiters, asyncio", _FAR_ASYNCIO, 1.5, course.redis, **hot)
+        yield race("32 tasks on 32 keys", _ASYNCIO, 3.0, own, waiters=32)
+        yield race("Redlock, 3 servers, blocking", _REDLOCK, 2.0, course.quorum)
+        many = replace(course.quorum, own_keys=True)
+        yield race("Redlock, 32 tasks on 32 keys", _REDLOCK_ASYNCIO, 2.5, many, waiters=32)
+        yield race("PostgreSQL, one caller", _POSTGRESQL, 0.8, course.postgres)
+
+    return races
+
+
+def on_redis(course: Course) -> Iterator[Race]:
+    """Yield the races on one Redis server of loopback."""
+    target, server = course.redis, course.servers[0]
+    race = course.race
+    yield race(
+        "no contention, blocking",
+        (peers.WEBLOCK, peers.RAW, *_BLOCKING[1:]),
+        1.0,
+        target,
+        server=server,
+    )
+    tasks = (peers.WEBLOCK_ASYNCIO, peers.RAW_ASYNCIO, peers.PUSH, *_ASYNCIO[1:])
+    yield race("no contention, asyncio, one task", tasks, 1.1, target, server=server)
+    own = replace(target, own_keys=True)
+    many: dict[str, Any] = {"waiters": 32, "server": server}
+    yield race("asyncio, 32 tasks on 32 keys", (*tasks, peers.REDIS_LOCK_PY), 3.2, own, **many)
+    for work, on_asyncio, blocking in ((0.0, 0.6, 0.5), (0.001, 0.95, 0.95)):
+        title = f"hot key, 64 waiters, {1000 * work:g} ms"
+        hot: dict[str, Any] = {"processes": 2, "waiters": 64, "work": work, "server": server}
+        yield race(f"{title}, asyncio", _HOT_ASYNCIO, on_asyncio, target, **hot)
+        yield race(f"{title}, blocking", _HOT_BLOCKING, blocking, target, **hot)
+
+
+def on_quorum(course: Course) -> Iterator[Race]:
+    """Yield the races on three Redis servers of loopback."""
+    yield course.race("Redlock, 3 servers, blocking", _REDLOCK, 1.05, course.quorum)
+    own = replace(course.quorum, own_keys=True)
+    title = "Redlock, 3 servers, 32 tasks on 32 keys"
+    yield course.race(title, _REDLOCK_ASYNCIO, 2.5, own, waiters=32)
+    hot: dict[str, Any] = {"processes": 4, "waiters": 64, "work": 0.001}
+    title = "Redlock, 3 servers, hot key, 64 waiters, 1 ms"
+    yield course.race(title, _REDLOCK, 1.3, course.quorum, **hot)
+
+
+def on_files(course: Course) -> Iterator[Race]:
+    """Yield the races of the embedded engine."""
+    file = Target(engine="file")
+    blocking = (peers.WEBLOCK, peers.FILELOCK, peers.SQLITE)
+    on_asyncio = (peers.WEBLOCK_ASYNCIO, peers.FILELOCK_ASYNCIO)
+    yield course.race("no contention, file://, blocking", blocking, 1.8, file)
+    yield course.race("no contention, file://, asyncio", on_asyncio, 8.0, file)
+    for waiters, goal in ((8, 0.5), (64, 0.4)):
+        title = f"hot key, file://, {waiters} waiters, blocking"
+        yield course.race(title, blocking[:2], goal, file, processes=4, waiters=waiters)
+
+
+def on_postgresql(course: Course) -> Iterator[Race]:
+    """Yield the races on PostgreSQL with a slow disk."""
+    own = replace(course.postgres, own_keys=True)
+    for tasks in (1, 8, 32):
+        title = f"PostgreSQL, slow fsync, {tasks} {'key' if tasks == 1 else 'keys'} in one process"
+        yield course.race(title, _POSTGRESQL_ASYNCIO, 1.0, own, waiters=tasks, against_best=True)
+    for work in (0.0, 0.001):
+        title = f"PostgreSQL, slow fsync, one key, 16 waiters, {1000 * work:g} ms"
+        hot: dict[str, Any] = {"processes": 2, "waiters": 16, "work": work, "against_best": True}
+        yield course.race(title, _POSTGRESQL_ASYNCIO, 1.0, course.postgres, **hot)
+
+
+def in_memory(course: Course) -> Iterator[Race]:
+    """Yield the races of the memory engine with a lock that serves one event loop."""
+    compared, target = (peers.WEBLOCK_ASYNCIO, peers.ASYNCIO_LOCK), Target(engine="memory")
+    yield course.race("memory://, asyncio, no contention", compared, 0.0, target)
+    for waiters in (8, 1000):
+        title = f"memory://, asyncio, one key, {waiters:,} waiters"
+        yield course.race(title, compared, 0.0, target, waiters=waiters)
+
+
+def limited(course: Course) -> Iterator[Race]:
+    """Yield the race of keys that three may hold at once."""
+    compared = (
+        *(peers.WEBLOCK, peers.REDIS_SEMAPHORE, peers.REDIS_RATE_LIMITERS),
+        *(peers.SELF_LIMITERS, peers.ASYNC_REDIS_RATE_LIMITERS),
+    )
+    hot: dict[str, Any] = {"processes": 2, "waiters": 16, "work": 0.001, "against_best": True}
+    yield course.race(
+        "limit=3, 16 waiters, 1 ms", compared, 1.0, replace(course.redis, limit=3), **hot
+    )
+
+
+_BLOCKING: Final = (peers.WEBLOCK, peers.REDIS_PY, peers.PYTHON_REDIS_LOCK, peers.SHERLOCK)
+_ASYNCIO: Final = (peers.WEBLOCK_ASYNCIO, peers.REDIS_PY_ASYNCIO, peers.GRELMICRO)
+_FAR_BLOCKING: Final = (peers.WEBLOCK, peers.PUSH, peers.REDIS_PY, peers.PYTHON_REDIS_LOCK)
+_FAR_ASYNCIO: Final = (peers.WEBLOCK_ASYNCIO, peers.PUSH, *_ASYNCIO[1:], peers.REDIS_FIFO_LOCK)
+_HOT_BLOCKING: Final = (peers.WEBLOCK, peers.PUSH, peers.PYTHON_REDIS_LOCK)
+_HOT_ASYNCIO: Final = (peers.WEBLOCK_ASYNCIO, peers.PUSH, peers.REDIS_PY_ASYNCIO)
+_REDLOCK: Final = (peers.WEBLOCK, peers.REDLOCK_PY, peers.REDLOCK_NG)
+_REDLOCK_ASYNCIO: Final = (peers.WEBLOCK_ASYNCIO, peers.POTTERY_ASYNCIO)
+_POSTGRESQL: Final = (peers.WEBLOCK, peers.ADVISORY)
+_POSTGRESQL_ASYNCIO: Final = (peers.WEBLOCK_ASYNCIO, peers.ADVISORY, peers.GRELMICRO)
+
+TABLES: Final[dict[str, Sequence[Races]]] = {
+    "redis-far": [far(added) for added in ROUND_TRIPS],
+    "redis": [on_redis],
+    "redlock": [on_quorum],
+    "file": [on_files],
+    "postgresql": [on_postgresql],
+    "memory": [in_memory],
+    "limit": [limited],
+}
+"""The first is that of a network, where users are; the others are on loopback."""
+
+
+def run(effort: Effort, some: Sequence[Races]) -> list[Race]:
+    """Measure races, in turn."""
+    with ExitStack() as stack:
+        course = Course(stack)
+        races = [*chain(*(each(course) for each in some))]
+        races = [race for race in races if len(race.racers) > 1]
+        for race in races:  # Opens everything.
+            race.round(0.05)
+            race.took.clear()
+            for racer in race.racers:
+                racer.slices.clear()
+        for _ in range(effort.rounds):
+            for race in races:
+                race.round(effort.slice)
+        return races
+
+
+def _case(name: str) -> Case:
+    def case(effort: Effort) -> Iterator[Findings]:
+        for each in TABLES[name]:
+            for race in run(effort, [each]):
+                yield race.details()
+
+    return case
+
+
+def idle(effort: Effort) -> Iterator[Findings]:
+    """Yield the CPU time of 50 waiters in 4 processes while the key is held elsewhere."""
+    seconds, lines = max(1.0, effort.rounds * effort.slice), []
+    with ExitStack() as stack:
+        server = stack.enter_context(Server())
+        file, redis = Target(engine="file"), Target((server.port,))
+        embedded = (
+            peers.WEBLOCK,
+            peers.WEBLOCK_ASYNCIO,
+            peers.FILELOCK,
+            peers.FILELOCK_ASYNCIO,
+            peers.SQLITE,
+        )
+        on_redis = (peers.WEBLOCK, peers.WEBLOCK_ASYNCIO, *_BLOCKING[1:3], peers.REDIS_PY_ASYNCIO)
+        for where, target, compared in (("file", file, embedded), ("Redis", redis, on_redis)):
+            for contender in peers.installed(compared, target):
+                share = _idle_share(contender, seconds)
+                lines.append(Line(f"{where}: {contender.name}", [f"{share:.2%}"]))
+    yield Findings(
+        "50 idle waiters in 4 processes", ["CPU, share of one core"], lines, compares=False
+    )
+
+
+def _idle_share(contender: Contender, seconds: float) -> float:
+    """The share of one core that 50 waiters use between them while another process holds."""
+    with machine.scratch() as directory:
+        crew = Crew(contender, directory, 5)
+        with crew.working():
+            start = time.monotonic() + 0.2
+            held = Job(1, start, start, work=1.5 + seconds, limit=1)
+            waiting = Job(0, start + 0.5, start + 1 + seconds, settle=0.5, limit=1)
+            jobs = [replace(waiting, waiters=share) for share in shares(50, 4)]
+            _, *outcomes = crew.run([held, *jobs])
+    return sum(outcome.cpu for outcome in outcomes) / seconds
+
+
+CASES: Final[dict[str, Case]] = {**{name: _case(name) for name in TABLES}, "idle": idle}
+
+
+def script_time(server: Server) -> float:
+    """Return the microseconds that a server has spent in scripts."""
+    with server.client() as client:
+        stats: dict[str, Any] = client.info("commandstats")
+    return float(stats.get("cmdstat_evalsha", {}).get("usec", 0))
