@@ -134,7 +134,7 @@ def _arguments() -> argparse.Namespace:
         "--versions",
         action="store_true",
         help="instead, the same in five versions as articles have it, and in one line of weblock, on"
-        " three Redis servers and behind haproxy, which is installed from Debian where it is missing",
+        " three Redis servers",
     )
     parser.add_argument(
         "--picture",

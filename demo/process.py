@@ -6,15 +6,12 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
-
-T = TypeVar("T")
+from typing import Final
 
 START_LIMIT: Final = 60.0
 """Seconds."""
@@ -35,33 +32,18 @@ class Process:
 
     async def until_it_says(self, pattern: str) -> re.Match[str]:
         """Waits for words of its log. Raises ``ServerError`` if they are not to come."""
-        return await self._until(lambda: re.search(pattern, self._said()))
-
-    async def until_it_listens(self, port: int) -> None:
-        """Waits for it to accept connections. Raises ``ServerError`` if it does not."""
-        await self._until(lambda: _listens(port))
-
-    async def _until(self, condition: Callable[[], T | None]) -> T:
         give_up_at = time.monotonic() + START_LIMIT
         alive = True
         while alive and time.monotonic() < give_up_at:
             alive = self._process.poll() is None  # Asked first: what it said last counts, too.
-            if met := condition():
-                return met
+            if found := re.search(pattern, self._said()):
+                return found
             await asyncio.sleep(0.02)
         last = "\n".join(self._said().splitlines()[-30:])
         raise ServerError(f"{self.what} did not start; it said:\n{last}")
 
     def _said(self) -> str:
         return self._log.read_text(errors="replace")
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager

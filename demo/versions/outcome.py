@@ -5,30 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from demo.load import Answer
-from demo.trace import Section, most_at_once, overlaps_of
+from demo.outcome import Run
 from demo.versions import BOUND, Version
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Run):
     """What became of the requests to one version."""
 
     version: Version
-    answers: list[Answer]
-    items: int
-    sections: list[Section]
-    workers: list[int]
-
-    @property
-    def at_once(self) -> int:
-        """How many were in the critical section at the same moment, at most."""
-        return most_at_once(self.sections)
-
-    @property
-    def overlaps(self) -> int:
-        """How many pairs of sections were running at the same time."""
-        return overlaps_of(self.sections)
 
     @property
     def told(self) -> Counter[int]:

@@ -19,8 +19,8 @@ from demo.versions.outcome import Outcome
 def introduce(console: Console, requests: int, replicas: int) -> None:
     """Says what is about to be shown."""
     console.print(
-        f"At most [bold]{BOUND} items[/], in [bold]{replicas} replicas[/] behind haproxy, with three"
-        f" Redis servers for the locks. Every version gets the same [bold]{requests} requests[/]:"
+        f"At most [bold]{BOUND} items[/], in [bold]{replicas} replicas[/] behind one address, with"
+        f" three Redis servers for the locks. Every version gets the same [bold]{requests} requests[/]:"
         f" one whose work takes {SLOW:g} s, where all locks are for {TTL:g} s, and others of"
         f" {WORK:g} s.\n"
     )

@@ -1,4 +1,4 @@
-"""What all versions run on: three Redis servers, the replicas, and HAProxy before them."""
+"""What all versions run on: three Redis servers, and the replicas behind one address."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+from demo.balancer import balancing
 from demo.engine import free_port, server_on
 from demo.process import running
 from demo.server import RUNNING, Application
 from demo.trace import TRACE
-from demo.versions.balancer import balancing
 
 SERVERS: Final = 3
 """Of Redis or Valkey, independent of one another."""
@@ -46,5 +46,5 @@ async def serving(directory: Path, *, replicas: int) -> AsyncIterator[Applicatio
             for number in range(replicas)
         ]
         ports = [int((await each.until_it_says(RUNNING))[1]) for each in started]
-        url = await stack.enter_async_context(balancing(ports, directory))
+        url = await stack.enter_async_context(balancing(ports))
         yield Application(url, [each.pid for each in started], database, trace)

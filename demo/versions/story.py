@@ -36,7 +36,7 @@ async def run_all(console: Console, *, requests: int, replicas: int) -> list[Out
     """What became of each version, weblock's last."""
     with (
         tempfile.TemporaryDirectory(prefix="weblock-demo-") as name,
-        console.status("starting three Redis servers, the replicas and haproxy ...") as status,
+        console.status("starting three Redis servers and the replicas ...") as status,
     ):
         async with serving(Path(name), replicas=replicas) as application:
             outcomes = []
@@ -64,4 +64,4 @@ async def _run(application: Application, version: Version, requests: int) -> Out
     application.start_anew()
     answers = await ask(application.url, version.name, requests)
     sections = trace.read(application.trace)
-    return Outcome(version, answers, application.items(), sections, application.workers)
+    return Outcome(answers, application.items(), sections, application.workers, version)
