@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import ItemsView
 
 import pytest
 
 from tests.support.waiting import eventually
 from weblock import ConfigurationError, Locks
 from weblock._engines import _registry
+from weblock._runtime.runtimes import BlockingRuntime, drive
+from weblock.stores.memory import open_engine
 
 
 @pytest.mark.parametrize("url", ["memory://pruned", "noop://pruned"])
@@ -34,6 +37,26 @@ def test_what_was_forgotten_stays_so_if_the_clock_is_set_back(
         before = time.time() - 3600
         monkeypatch.setattr(time, "time", lambda: before)
         assert locks.once("init", lambda: None)
+
+
+def test_marks_that_have_ended_are_dropped_now_and_then() -> None:
+    """They do not pile up, and those that last are not searched for each new one."""
+    engine = open_engine("memory://")
+    store, searches = engine.connect(BlockingRuntime()), 0
+
+    class Marks(dict[str, float]):
+        def items(self) -> ItemsView[str, float]:
+            nonlocal searches
+            searches += 1
+            return super().items()
+
+    engine.marks = Marks()
+    for number in range(2000):
+        drive(store.mark(f"ended:{number}", 1e-9))
+        drive(store.mark(f"lasting:{number}", None))
+    assert searches < 20
+    assert all(drive(store.marked(f"lasting:{number}")) for number in range(2000))
+    assert sum(name.startswith("ended") for name in engine.marks) <= len(engine.marks) / 2
 
 
 def test_what_dropped_locks_have_left_stays() -> None:

@@ -42,6 +42,8 @@ class MemoryEngine(Engine):
         """How many keys there may be before those whose leases have ended are searched and dropped."""
         self.marks: dict[str, float] = {}
         """When each mark ends."""
+        self.marks_pruned_above = 128
+        """How many marks there may be before those that have ended are dropped."""
         self.texts: dict[str, dict[str, tuple[float, str]]] = {}
         """The texts of each group by their keys, and when each ends."""
         self.mutex = RLock()
@@ -89,9 +91,11 @@ class MemoryEngine(Engine):
 
     async def mark(self, key: str, keep: float | None) -> None:
         now = self.now()
-        for each in [each for each, ends in list(self.marks.items()) if ends <= now]:
-            self.marks.pop(each, None)
         self.marks[key] = float("inf") if keep is None else now + keep
+        if len(self.marks) > self.marks_pruned_above:
+            for each in [each for each, ends in list(self.marks.items()) if ends <= now]:
+                self.marks.pop(each, None)
+            self.marks_pruned_above = max(128, 2 * len(self.marks))
 
     async def marked(self, key: str) -> bool:
         return self.now() < self.marks.get(key, 0.0)
