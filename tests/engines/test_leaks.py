@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import os
@@ -18,7 +19,8 @@ from tests.servers import fresh_memcached, fresh_quorum, fresh_url
 from tests.servers.ports import free_port
 from tests.servers.postgres import fresh_postgresql
 from tests.servers.zookeeper import fresh_zookeeper
-from weblock import EngineUnavailable, Locks
+from tests.support.waiting import PATIENCE
+from weblock import AsyncLocks, EngineUnavailable, Locks
 
 TOP = Path(__file__).parents[2]
 
@@ -129,6 +131,28 @@ def test_a_failed_acquire_keeps_nothing_of_its_caller() -> None:
     finally:
         gc.enable()
         locks.close()
+
+
+async def test_a_failed_acquire_keeps_nothing_of_its_task() -> None:
+    """The same in asyncio, where a thread asks the engine and passes its error on."""
+    locks, seen = AsyncLocks.from_url(f"memcached://127.0.0.1:{free_port()}"), []
+
+    async def view() -> None:
+        thing = Thing()
+        seen.append(weakref.ref(thing))
+        await locks.acquire("seat", wait=0)
+
+    gc.disable()
+    try:
+        with suppress(EngineUnavailable):
+            await view()
+        # The step of the task, and the thread, have the error until they end.
+        async with asyncio.timeout(PATIENCE):
+            while seen[0]():  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.001)
+    finally:
+        gc.enable()
+        await locks.close()
 
 
 @pytest.mark.parametrize(

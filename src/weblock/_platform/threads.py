@@ -39,9 +39,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import suppress
 from contextvars import Context
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from ..errors import ConfigurationError
@@ -253,23 +254,38 @@ def in_thread(executor: Executor | None, work: Callable[[], R]) -> asyncio.Futur
     Raises ``RuntimeError`` if no thread can be started. Then it is not run: the executor has queued
     it all the same, and would run it when it gets a thread.
     """
-    outcome: Future[R] = Future()
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[R] = loop.create_future()
+    unbegun = [outcome]
 
     def run() -> None:
-        if not outcome.set_running_or_notify_cancel():
+        try:
+            mine = unbegun.pop()
+        except IndexError:
+            return
+        if mine.cancelled():
             return
         try:
-            outcome.set_result(work())
+            settle = partial(mine.set_result, work())
         except BaseException as error:  # noqa: BLE001 - raised in the loop
-            outcome.set_exception(error)
+            settle = partial(mine.set_exception, error)
+        with suppress(RuntimeError):  # The loop is closed.
+            loop.call_soon_threadsafe(_settle, mine, settle)
+        # The frames of an error lead to this one. A cycle would keep all frames of its caller, too.
+        del mine, settle
 
-    loop = asyncio.get_running_loop()
     try:
         loop.run_in_executor(executor, run)
     except RuntimeError:
-        if outcome.cancel():  # Else a thread that was there has begun it just now.
+        with suppress(IndexError):  # Where a thread that was there has begun it just now.
+            unbegun.pop()
             raise
-    return asyncio.wrap_future(outcome, loop=loop)
+    return outcome
+
+
+def _settle(outcome: asyncio.Future[Any], settle: Callable[[], object]) -> None:
+    if not outcome.done():
+        settle()
 
 
 async def beside_loop(work: Callable[[], object]) -> None:
