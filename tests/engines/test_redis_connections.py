@@ -17,6 +17,7 @@ import redis
 import redis.asyncio
 
 from tests.servers import Server, fresh_url, shared
+from tests.support.aio import until_waited_for
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, Locks
 from weblock._core.ports import Pulse
@@ -128,6 +129,34 @@ async def test_a_connection_that_was_closed_is_not_used_again(server: Server) ->
                 server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
                 await asyncio.sleep(0)  # The loop hears of it.
                 await asyncio.sleep(0.01)
+
+
+async def test_a_hand_over_takes_as_many_commands_whoever_waits(server: Server) -> None:
+    """The server runs as many commands to pass a key on with 1,000 waiters behind it as with 8."""
+
+    def commands() -> int:
+        return sum(each["calls"] for each in client.info("commandstats").values())
+
+    url, least = server.url(recovery="off"), []
+    async with AsyncLocks.from_url(url, wait=None, max_waiters=1000) as locks:
+        client = server.client()
+        for waiting in (8, 1000):
+            lease, taken = await locks.acquire("a"), []
+            tasks = {asyncio.create_task(locks.acquire("a")) for _ in range(waiting)}
+            await until_waited_for(locks, "a", by=waiting)
+            for _ in range(6):
+                before = commands()
+                await lease.release()
+                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                lease = done.pop().result()
+                taken.append(commands() - before)
+            least.append(min(taken))  # Of those in which no heartbeat came.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await lease.release()
+        client.close()
+    assert least[0] == least[1] > 0
 
 
 def test_a_release_on_a_connection_that_was_closed_is_made_up_for(server: Server) -> None:
