@@ -72,9 +72,9 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
         return pool.submit(run).result()
 
 
-def post(url: str = "/shops/7", method: str = "post", *body: Any) -> Any:
+def post(url: str = "/shops/7", method: str = "post", *body: Any, **more: Any) -> Any:
     """Send a request, and return its response, even if the view raises."""
     from django.test import Client
 
     client = Client(raise_request_exception=False)
-    return in_a_thread(lambda: getattr(client, method)(url, *body))
+    return in_a_thread(lambda: getattr(client, method)(url, *body, **more))
