@@ -20,11 +20,14 @@ from tests.servers import Server, fresh_url, shared
 from tests.support.aio import until_waited_for
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, Locks
+from weblock._adapting import key_space_of
 from weblock._core.ports import Pulse
+from weblock.stores.redis import blocking
 from weblock.stores.redis.aio import AsyncioLink, connected
 from weblock.stores.redis.calls import packed
 from weblock.stores.redis.settings import Address
 from weblock.stores.redis.store import RedisStore
+from weblock.stores.redis.topology import Nodes
 from weblock.stores.transport import pool
 
 
@@ -78,6 +81,35 @@ def test_a_hundred_threads_wait_on_a_pool_of_four(server: Server) -> None:
         eventually(lambda: connections(server, "crowd") <= 6)
         lease.release()
         assert len({call.result() for call in calls}) == 100
+
+
+@pytest.mark.parametrize("server_has_moved", [False, True])
+def test_connections_of_a_rush_do_not_stay(
+    server: Server, server_has_moved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls close what a rush has left open, one each, and a move to another server closes all of it."""
+    monkeypatch.setattr(blocking, "SPARE", 3600 if server_has_moved else 0)
+    moved = threading.Event()
+    monkeypatch.setattr(Nodes, "serves", lambda *_: not moved.is_set())
+    url = server.url(recovery="off", client_name="crowd")
+    with Locks.from_url(url) as locks, ThreadPoolExecutor(15) as pool:
+        locks.acquire("first").release()
+        with server.client() as client:
+            client.client_pause(int(PATIENCE * 1000), all=False)  # Writes wait.
+            calls = [pool.submit(locks.acquire, str(number)) for number in range(15)]
+            eventually(lambda: connections(server, "crowd") >= 15)
+            client.client_unpause()
+        for call in calls:
+            call.result().release()
+        if server_has_moved:
+            engine: Any = key_space_of(locks).engine
+            moved.set()
+            engine._connections._move()
+        else:
+            for _ in range(20):
+                locks.acquire("one").release()
+        # One of the pool, and the keeper's.
+        eventually(lambda: connections(server, "crowd") <= 2)
 
 
 def test_heartbeats_of_many_waiters_go_in_one_command(

@@ -39,6 +39,9 @@ _CHUNK: Final = 16384
 FRESH: Final = 0.05
 """Seconds after its last reply for which a connection counts as open."""
 
+SPARE: Final = 2.0
+"""Seconds after which a connection that no call has needed is closed when another comes back."""
+
 LISTENED_IN: Final = 5.0
 """Seconds of silence after which a subscription is checked."""
 
@@ -303,7 +306,14 @@ class BlockingLinks(Links):
             if wanted and (queue := next(taken_out(wanted), None)):
                 queue.put(link)
             else:
-                self._idle.setdefault(link.address, []).append(link)
+                idle = self._idle.setdefault(link.address, [])
+                idle.append(link)
+                # The last is taken first, so the first has been idle for longest: since a rush, perhaps.
+                try:
+                    if idle[0].used_at < link.used_at - SPARE:
+                        idle.pop(0).discard()
+                except IndexError:
+                    pass  # Other threads have just taken all.
         else:  # The others would wait for the same server.
             for each in (link, *self._idle.pop(link.address, ())):
                 each.discard()
@@ -314,6 +324,12 @@ class BlockingLinks(Links):
         if self._borrow:  # This is the pool of the keeper itself.
             return None
         return self._idle_link(address) or next_that_comes_back(self._wanted[address])
+
+    def move(self) -> None:
+        for address, idle in list(self._idle.items()):
+            if not self._receiver.subscription.serves(address):
+                for link in taken_out(idle):
+                    link.discard()
 
     def close(self) -> None:
         self._closed = True

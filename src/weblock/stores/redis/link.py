@@ -188,7 +188,7 @@ class Links:
         raise NotImplementedError
 
     def move(self) -> None:
-        """Listen for notifications elsewhere, if their server is gone. From any thread."""
+        """Leave a server that is no longer one of ours: listen elsewhere, close what is open. From any thread."""
 
     def close(self) -> None:
         """End all connections, and those in use when they come back."""
