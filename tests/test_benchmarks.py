@@ -33,7 +33,7 @@ def benchmark(*arguments: str) -> str:
     ("case", "line"),
     [
         ("file", "| SQLite BEGIN IMMEDIATE |"),
-        ("postgresql", "| pg_advisory_lock, psycopg |"),
+        ("postgresql", "never written: pg_advisory_lock, psycopg |"),
         ("web", "| FastAPI, bare |"),
     ],
 )
