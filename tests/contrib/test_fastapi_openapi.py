@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -165,3 +166,15 @@ async def test_what_is_mounted_tells_in_its_own_schema(app):
         for path, told in (("", False), ("/sub", True), ("/sub/deeper", True)):
             schema = (await client.get(f"{path}/openapi.json")).text
             assert ('"409"' in schema) is told
+
+
+async def test_what_is_mounted_tells_what_its_own_locks_respond():
+    """``install`` of a mounted application decides what its schema says, also after that of the outer one."""
+    outer, inner = FastAPI(), FastAPI()
+    inner.post("/items", dependencies=[Depends(lock("x"))])(lambda: None)
+    outer.mount("/inner", inner)
+    install(outer, "memory://")
+    install(inner, "memory://", rewrite=lambda problem, _error: replace(problem, status=423))
+    async with client_of(outer, raises=True) as client:
+        schema = (await client.get("/inner/openapi.json")).json()
+    assert "423" in schema["paths"]["/items"]["post"]["responses"]

@@ -832,6 +832,25 @@ async def test_the_engine_stores_answers_for_work_in_another_database(url):
             idempotent(**{"caller": user, "store": "engine", **wrong})
 
 
+async def test_a_stream_that_fails_is_reported_as_not_stored(caplog):
+    """Its client has got a part of a success, and executes the request again if it sends it again."""
+    app = FastAPI()
+
+    async def parts():
+        yield "a part"
+        raise ValueError("the rest is missing")
+
+    @app.post("/", dependencies=[Depends(idempotent(caller="anonymous", store="engine"))])
+    async def post() -> StreamingResponse:
+        return StreamingResponse(parts(), media_type="text/event-stream")
+
+    install(app, "memory://")
+    async with client_of(app) as client:
+        await client.post("/", headers={"Idempotency-Key": "key"})
+    assert "the answer to POST / was not stored" in caplog.text
+    assert "the response ended before it was complete" in caplog.text
+
+
 def test_what_cannot_work_is_rejected_when_the_application_starts(url):
     """A GET needs no key, and a websocket has no response; a session and a caller are functions."""
     app = FastAPI()

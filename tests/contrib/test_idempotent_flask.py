@@ -12,6 +12,7 @@ from tests.servers.postgres import shared_postgres
 from weblock import ConfigurationError, Locks
 from weblock.contrib.flask import WebLock
 from weblock.contrib.sqlalchemy import answer_table
+from weblock.contrib.wsgi import LockMiddleware
 
 
 class Shop:
@@ -316,3 +317,25 @@ def test_a_decorator_above_the_route_is_found(url):
         app.test_client().post("/orders")
     with app.app_context():
         web.locks.close()
+
+
+def test_a_rule_around_a_view_finds_the_answer_that_the_view_has_kept():
+    """Both compare a body alike, so the request is not taken for another one with the same key."""
+    locks, ran = Locks.from_url("memory://"), []
+    app = Flask(__name__)
+    web = WebLock(app, locks)
+
+    @app.post("/orders")
+    @web.idempotent(caller="anonymous", store="engine")
+    def order():
+        ran.append(1)
+        return {"error": "out of stock"}, 400
+
+    rule = {"path": "/orders", "methods": ["POST"], "idempotent": {"caller": "anonymous"}}
+    app.wsgi_app = LockMiddleware(app.wsgi_app, locks, [rule])
+    with locks:
+        for _ in range(2):
+            headers = {"Idempotency-Key": "key"}
+            response = app.test_client().post("/orders", headers=headers, json={"item": 7})
+            assert response.status_code == 400
+    assert ran == [1]

@@ -41,10 +41,14 @@ def as_read(row: dict[str, Any]) -> Row:
     return (*SERVER, *(row[name] for name in (*columns, "rest", "ends")))
 
 
+def queue(*places: Place) -> dict[str, Place]:
+    return {place.claim.owner: place for place in places}
+
+
 READERS: Final = KeyState(
     7,
     (grant("a", SHARED, 5), grant("b", 3, 6, until=1900.0), grant("c", SHARED, 7)),
-    (Place(claim("d"), 1004.0), Place(claim("e", 2), 1003.0)),
+    queue(Place(claim("d"), 1004.0), Place(claim("e", 2), 1003.0)),
     (Voided("f", 1010.0),),
 )
 
@@ -52,7 +56,7 @@ READERS: Final = KeyState(
 class TestRows:
     def test_an_exclusive_lease_is_in_the_columns(self) -> None:
         """``rest`` has what there is besides it: waiters, and owners that gave up."""
-        state = KeyState(5, (grant("a", 1, 5),), (Place(claim("b"), 1004.0),), READERS.voided)
+        state = KeyState(5, (grant("a", 1, 5),), queue(Place(claim("b"), 1004.0)), READERS.voided)
         row = row_of(state)
         assert row.pop("version") != row.pop("seen")
         assert codec.from_bytes(row.pop("rest").encode(), "") == state._replace(grants=())
@@ -75,9 +79,9 @@ class TestRows:
             READERS,
             KeyState(5, (grant("a", 1, 5),)),
             KeyState(5, (grant("a", 3, 5),)),
-            KeyState(6, (grant("a", 3, 5),), (Place(claim("b"), 1004.0),)),
-            KeyState(5, (grant("a", 1, 5),), (Place(claim("b", SHARED), 1004.0),)),
-            KeyState(5, (), (Place(claim("b", 4), 1004.0),)),
+            KeyState(6, (grant("a", 3, 5),), queue(Place(claim("b"), 1004.0))),
+            KeyState(5, (grant("a", 1, 5),), queue(Place(claim("b", SHARED), 1004.0))),
+            KeyState(5, (), queue(Place(claim("b", 4), 1004.0))),
             KeyState(5, (grant("a", 1, 5),), asked=5),
             READERS._replace(asked=6),
         ],

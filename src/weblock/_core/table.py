@@ -85,12 +85,18 @@ class Voided(NamedTuple):
     until: float
 
 
+_NOBODY: Final[dict[str, Place]] = {}
+
+
 class KeyState(NamedTuple):
     fence: int = 0
     grants: tuple[Grant, ...] = ()
     """In the order of their fences."""
-    places: dict[str, Place] = {}  # noqa: RUF012 - like all of a state, it is replaced, never changed
-    """The queue in its order, by the waiters' owners: a waiter enters and leaves it without a search."""
+    places: dict[str, Place] = _NOBODY
+    """The queue in its order, by the waiters' owners: a waiter enters and leaves it without a search.
+
+    Like all of a state, it is replaced, never changed.
+    """
     voided: tuple[Voided, ...] = ()
     asked: int = 0
     """The holders up to this fence were asked to release. It may stay: later fences are larger."""

@@ -290,8 +290,8 @@ class _Exchange:
 
     async def roll_back(self) -> None:
         """Undo what was not committed, and store no answer."""
-        if self.execution:
-            self.execution.roll_back()
+        # What follows is not noted. What has been sent is reported when the response ends.
+        self.execution = None
         if self.once and self.once.is_joined:
             with anyio.CancelScope(shield=True):
                 await self.run(self.once.roll_back)

@@ -394,7 +394,8 @@ def install(
     seconds_or_none("body_wait", body_wait)
     locks, owned = opened(AsyncLocks, locks, options)
     answers = _Answers(app, rewrite)
-    document(app, answers.problem_of)
+    # What is mounted may install locks of its own until it starts.
+    app.openapi = _Documented(app.openapi, app, answers.problem_of)  # type: ignore[method-assign]
     app.add_middleware(
         RequestLayer,
         locks=locks,

@@ -15,7 +15,14 @@ from ...errors import ConfigurationError, LockTimeout
 from ...keys import CheckedKey, KeyTemplate, signature_of
 from ...sync import Lease, Locks
 from ..kit import Execution, LockSpec, name_of, request_values, required_by, wanted_by
-from ..kit.idempotency import IdempotencySpec, Replay, body_consumed, form_parts, refuse_safe
+from ..kit.idempotency import (
+    BodyDigest,
+    IdempotencySpec,
+    Replay,
+    body_consumed,
+    form_parts,
+    refuse_safe,
+)
 from ..wsgi import request_locks
 from ..wsgi.request import Body, headers_of, query_of
 from .database import JOINED, Database
@@ -323,7 +330,9 @@ def _parts_of_body() -> list[bytes]:
         body = request.get_data()
         expected = source.taken if size is None and isinstance(source, Body) else size
         if len(body) == expected or expected is None:
-            return [body]
+            whole = BodyDigest(request.content_type or "")
+            whole.add(body)
+            return [whole.digest()]
     # The form may have been parsed before.
     fields, files = request.form.items(multi=True), request.files.items(multi=True)
     uploads = [(name, file.filename, file.mimetype, file) for name, file in files]

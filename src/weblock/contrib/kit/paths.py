@@ -200,7 +200,7 @@ def _template(text: str) -> Path:
             " placeholder is {name}, {name:int} or, for what may have slashes, {name:path}. Give a"
             " regular expression, or a path that really has this character, as re.compile(...)"
         )
-    converters: dict[str, Converter] = {}
+    given: dict[str, Converter] = {}
     strict: list[str] = []
     wide: list[str] = []
     literals: list[str | None] = []
@@ -221,19 +221,19 @@ def _template(text: str) -> Path:
                 " in where they split it. Give a compiled regular expression"
             )
         name, kind, after = placeholder
-        if name in converters:
+        if name in given:
             raise ConfigurationError(f"path {text!r} repeats the parameter {name}")
         if (converter := CONVERTERS.get(kind or "str")) is None:
             raise ConfigurationError(
                 f"path {text!r} has the converter {kind!r}; available: {', '.join(CONVERTERS)}."
                 " For your own converter, give a compiled regular expression as the path"
             )
-        if kind == "path" and converter in converters.values():
+        if kind == "path" and converter in given.values():
             raise ConfigurationError(
                 f"path {text!r} has two placeholders of kind 'path', which are slow to match: use"
                 " one, or give a compiled regular expression"
             )
-        converters[name] = converter
+        given[name] = converter
         literals.append(None)
         for patterns, value in (
             (strict, converter.pattern),
@@ -245,11 +245,11 @@ def _template(text: str) -> Path:
         bare=text.removesuffix("/"),
         end="/" if text.endswith("/") and text != "/" else "",
         regex=re.compile("/".join(strict)),
-        names=frozenset(converters),
+        names=frozenset(given),
         wide=re.compile("/".join(wide)),
-        converters=converters,
+        converters=given,
         is_alike=strict == wide and segment != "",
-        literals=() if CONVERTERS["path"] in converters.values() else tuple(literals),
+        literals=() if CONVERTERS["path"] in given.values() else tuple(literals),
     )
 
 
