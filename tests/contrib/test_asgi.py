@@ -121,6 +121,21 @@ class TestTheLayer:
         await RequestLayer(app, mine, owns_locks=True)({"type": "lifespan"}, None, told)
         assert done == ["closed", "told"]
 
+    async def test_a_server_may_cancel_what_has_told_it_of_the_end(self, locks):
+        """The application has ended by then, so that no traceback is in the log of the server."""
+
+        async def app(scope, receive, send):
+            await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
+
+        async def send(message):
+            if message["type"] == "lifespan.shutdown.complete":
+                asyncio.get_running_loop().call_soon(task.cancel)
+
+        layer = RequestLayer(app, locks)
+        task = asyncio.ensure_future(layer({"type": "lifespan"}, None, send))
+        await task
+
     @pytest.mark.parametrize("locked", [True, False])
     async def test_middleware_outside_sees_what_the_application_has_set(self, locks, locked):
         """Context variables, such as those of structlog, reach an access log; weblock's own do not."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -174,7 +173,9 @@ async def test_what_is_mounted_tells_what_its_own_locks_respond():
     inner.post("/items", dependencies=[Depends(lock("x"))])(lambda: None)
     outer.mount("/inner", inner)
     install(outer, "memory://")
-    install(inner, "memory://", rewrite=lambda problem, _error: replace(problem, status=423))
+    install(
+        inner, "memory://", rewrite=lambda problem, _error: dataclasses.replace(problem, status=423)
+    )
     async with client_of(outer, raises=True) as client:
         schema = (await client.get("/inner/openapi.json")).json()
     assert "423" in schema["paths"]["/items"]["post"]["responses"]

@@ -165,11 +165,12 @@ class RequestLayer:
                 recovering = asyncio.ensure_future(begin_recovery(self.locks))
             elif kind == "lifespan.startup.failed":
                 message = {**message, **(fault or {})}
-            elif kind.startswith("lifespan.shutdown.") and self._owns_locks:
+            elif kind.startswith("lifespan.shutdown."):
+                # A server may cancel us when it has had this, so we wait for everything before.
                 self._lifespans.discard(lifespan)
                 await ended(recovering)
-                # A server may cancel us when it has had this.
-                await beside_loop(partial(rest, self.locks, unless=self._lifespans))
+                if self._owns_locks:
+                    await beside_loop(partial(rest, self.locks, unless=self._lifespans))
             await send(message)
 
         # An application that returns or raises here knows no lifespan, and serves requests all the
@@ -183,7 +184,7 @@ class RequestLayer:
 
 async def ended(task: asyncio.Future[None] | None) -> None:
     """Cancel a task and wait for its end."""
-    if task:
+    if task and not task.done():
         task.cancel()
         await asyncio.wait({task})
 
