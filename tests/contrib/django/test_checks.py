@@ -12,10 +12,10 @@ from django.contrib import admin
 from django.core.checks import run_checks
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.test import Client
-from django.urls import get_resolver, include, path, re_path, resolve
+from django.test import AsyncClient, Client
+from django.urls import include, path, re_path, resolve
 from django.utils.functional import lazy
-from django.utils.translation import get_language
+from django.utils.translation import get_language, gettext_lazy, override
 from django.views import View
 from ninja import NinjaAPI
 from rest_framework.decorators import action, api_view
@@ -25,7 +25,6 @@ from rest_framework.viewsets import ViewSet
 
 from weblock.contrib.django import lock, locks
 from weblock.contrib.django.checks import MIDDLEWARE
-from weblock.contrib.django.view_lock import views_at
 
 from .project.shop.models import Item
 from .requests import urls
@@ -383,12 +382,39 @@ def test_a_view_at_two_urls(project: Any) -> None:
     project.WEBLOCK = {"default": {"RULES": [exempt, rule]}}
     assert Client().post("/branches/7").json() == []
     assert Client().post("/shops/7").json() == ["x"]
-    project.WEBLOCK = {"default": {"RULES": [rule]}}
+
+
+class Listed(View):
+    option: Any = None
+
+    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return held(request)
+
+
+ROWS = Item.objects.all()
+
+
+@pytest.mark.parametrize(
+    ("option", "equal"),
+    [(ROWS, ROWS), (gettext_lazy("Yes"), gettext_lazy("Yes")), (["get"], ["get"])],
+    ids=["queryset", "translated", "list"],
+)
+async def test_a_class_at_several_urls(option: object, equal: object, project: Any) -> None:
+    """Equal options lead to one view, in each language, and another option to another view.
+
+    A queryset is not executed, which no event loop may do.
+    """
     project.ROOT_URLCONF = (
-        path("shops/<int:pk>", Items.as_view(http_method_names=["get"])),
-        path("branches/<int:pk>", Items.as_view()),
+        path("shops/<int:pk>", Listed.as_view(option=option)),
+        path("branches/<int:pk>", Listed.as_view(option=equal)),
+        path("others/<int:pk>", Listed.as_view(option="other")),
     )
-    (shops_as,), (branches_as,) = (
-        views_at(f"{name}/<int:pk>", get_resolver()) for name in ("shops", "branches")
-    )
-    assert shops_as[1] != branches_as[1]
+    project.MIDDLEWARE = [MIDDLEWARE]
+    project.WEBLOCK = {"default": {"RULES": [{"route": "shops/<int:pk>", "key": "x"}]}}
+    for language in ("en", "de"):
+        with override(language):
+            answers = [
+                (await AsyncClient().post(f"/{each}/7")).json()
+                for each in ("shops", "branches", "others")
+            ]
+        assert answers == [["x"], ["x"], []]

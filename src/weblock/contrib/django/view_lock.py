@@ -396,28 +396,26 @@ def _below(resolver: URLResolver, outer: tuple[Any, ...]) -> Iterator[RoutedView
 @functools.lru_cache(maxsize=1024)
 def views_at(
     route: str | re.Pattern[str], resolver: URLResolver
-) -> Sequence[tuple[RoutedView, object]]:
-    """Return the views at a route of a URL configuration, or at those that an expression matches.
+) -> Sequence[tuple[RoutedView, bool]]:
+    """Return the views at a route, or at those that an expression matches, by all their URLs.
 
-    Each with what ``_identity`` returns for it.
+    Each with whether this URL is at the route. URLs that lead to one class in the same way lead to one
+    view. Options are compared, not shown: a queryset is executed when it is shown.
     """
-    # A route may be translated: what counts is how it was written.
+    every: list[tuple[RoutedView, object, bool]] = []
+    # A route or an option may be translated: what counts is how it was written.
     with translation.override(None):
-        return [
-            (each, _identity(each.view))
-            for each in _below(resolver, ())
-            if (each.route == route if isinstance(route, str) else route.fullmatch(each.route))
-        ]
-
-
-def _identity(view: Any) -> object:
-    """Return what is equal for URLs that lead to one view, or to one class in the same way."""
-    cls = class_of(view)
-    if cls is None:
-        return view
-    actions = getattr(view, "actions", None) or {}
-    options = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", {})
-    return cls, repr(sorted(actions.items())), repr(sorted(options.items()))
+        for each in _below(resolver, ()):
+            view = each.view
+            options = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", {})
+            cls = class_of(view)
+            meant = (cls, getattr(view, "actions", None) or {}, options) if cls else view
+            is_there = (
+                each.route == route if isinstance(route, str) else bool(route.fullmatch(each.route))
+            )
+            every.append((each, meant, is_there))
+        there = [meant for _, meant, is_there in every if is_there]
+        return [(each, is_there) for each, meant, is_there in every if meant in there]
 
 
 # Rules.
@@ -521,11 +519,13 @@ def _condition(entry: Mapping[str, Any]) -> Callable[[ResolverMatch], bool]:
 
                 REST framework's routers add ``/items/7.json`` to ``/items/7/``.
                 """
-                there, view = views_at(route, get_resolver(get_urlconf())), _identity(resolved.func)
                 return any(
-                    identity == view
-                    and (not entry.get("exempt") or each.resolved.route == resolved.route)
-                    for each, identity in there
+                    each.view is resolved.func
+                    and (
+                        not entry.get("exempt")
+                        or (is_there and each.resolved.route == resolved.route)
+                    )
+                    for each, is_there in views_at(route, get_resolver(get_urlconf()))
                 )
 
             return is_at
