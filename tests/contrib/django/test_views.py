@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient
 from django.urls import include, path
 from django.utils.decorators import method_decorator
+from django.utils.functional import SimpleLazyObject
 from django.views import View
 from ninja import NinjaAPI
 from rest_framework.decorators import action, api_view
@@ -192,8 +192,13 @@ class Own(View):
         return JsonResponse(answer_of(request, pk))
 
 
+def asked_once(request: Any) -> None:
+    assert not hasattr(request, "was_asked")
+    request.was_asked = True
+
+
 class Rows(ModelViewSet):
-    @lock("item:{pk}")
+    @lock("item:{pk}", asked_once)
     def update(self, request: Any, *args: Any, **kwargs: Any) -> Response:
         return Response(answer_of(request, kwargs["pk"]))
 
@@ -318,7 +323,10 @@ def test_the_middleware_sees_what_is_locked(name: str) -> None:
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])
 def test_a_partial_update_is_an_update(method: str, serve: Any) -> None:
-    """REST framework's ``partial_update`` calls ``update``: the middleware takes its lock before."""
+    """REST framework's ``partial_update`` calls ``update``: the middleware takes its lock before, once.
+
+    What ``update`` is given besides is no value of the lock, whose key function is not asked again.
+    """
     view = Rows.as_view({"put": "update", "patch": "partial_update"})
     assert locks_of(view, method)
     assert not locks_of(view, "DELETE")
@@ -336,23 +344,55 @@ def test_a_locked_method_that_a_handler_calls_acquires_by_itself(method: str, se
 
 
 @lock("item:{pk}")
-def keys_of_one(request: HttpRequest, pk: str) -> HttpResponse:
-    return JsonResponse(sorted(each.key for each in locks["default"].list()), safe=False)
+def keys_of_one(request: HttpRequest, pk: str, _user: object = None) -> list[str]:
+    return sorted(each.key for each in locks["default"].list())
+
+
+def of_a_shop(_shop: str, request: HttpRequest, pk: str) -> list[str]:
+    return keys_of_one.__wrapped__(request, pk)  # type: ignore[attr-defined, no-any-return]
+
+
+class Listing:
+    @method_decorator(lock("item:{pk}"))
+    def keys(self, request: HttpRequest, pk: str) -> list[str]:
+        return of_a_shop("", request, pk)
+
+
+@lock("item:8")
+@lambda view: functools.wraps(view)(lambda request, _number: view(request))
+def below_a_group(request: HttpRequest) -> list[str]:
+    return of_a_shop("", request, "8")
 
 
 @pytest.mark.parametrize("locks_it", [True, False], ids=["locked", "unlocked"])
-@pytest.mark.parametrize("by_name", [True, False], ids=["by name", "by place"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda request: keys_of_one(request, pk="8"),
+        lambda request: keys_of_one(request, "8"),
+        lambda request: keys_of_one(request, "8", SimpleLazyObject(pytest.fail)),
+        lambda request: Listing().keys(request, "8"),
+        lambda request: lock("item:{pk}")(functools.partial(of_a_shop, ""))(request, "8"),
+        lambda request: below_a_group(request, "8"),  # type: ignore[call-arg]
+    ],
+    ids=["by name", "by place", "before a lazy one", "method", "partial", "not the view's"],
+)
 def test_a_view_that_another_calls_locks_what_it_is_given(
-    by_name: bool, locks_it: bool, serve: Any
+    call: Any, locks_it: bool, serve: Any
 ) -> None:
-    """An equal lock that the request holds for another row is none for the row of the call."""
+    """An equal lock that the request holds for another row is none for the row of the call.
 
-    def first(request: HttpRequest, pk: str) -> HttpResponse:
-        return keys_of_one(request, pk="8") if by_name else keys_of_one(request, "8")
+    The call reads none of its arguments early, and leaves the caller its own lease.
+    """
+
+    def first(request: Any, pk: str) -> HttpResponse:
+        keys, lease = call(request), getattr(request, "weblock", None)
+        return JsonResponse([keys, list(lease.keys) if lease else None], safe=False)
 
     serve(item__pk=lock("item:{pk}")(first) if locks_it else first)
-    response = fetch("/item/7")
-    assert json.loads(response.content) == (["item:7", "item:8"] if locks_it else ["item:8"])
+    assert fetch("/item/7").json() == (
+        [["item:7", "item:8"], ["item:7"]] if locks_it else [["item:8"], None]
+    )
 
 
 class Overridden(OnPostItself):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
@@ -233,12 +234,27 @@ def _shown(request: HttpRequest, kind: type[L], otherwise: str) -> L:
     raise ConfigurationError(otherwise, code="no_lease")
 
 
-def _request_of(view: View, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> HttpRequest:
-    # It is the first argument, or the second of a method.
-    for each in (*args[:2], kwargs.get("request")):
+def _call_of(
+    view: View, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[HttpRequest, dict[str, object]]:
+    """Return the request that a view is called with, and the values that its key templates may name."""
+    # The request is the first argument, or the second of a method.
+    for place, each in enumerate((kwargs.get("request"), *args[:2])):
         request = getattr(each, "_request", each)  # Django REST framework wraps it.
-        if isinstance(request, HttpRequest):
-            return request
+        if not isinstance(request, HttpRequest):
+            continue
+        match = request.resolver_match
+        # The parts of the URL as the view gets them: a framework may have converted them.
+        values = {**(match.kwargs if match else {}), **kwargs}
+        if len(args) > place:  # Code of the project calls it, or its URL has groups without names.
+            called = called_by(view)
+            # The partial of method_decorator says that it takes the instance, too.
+            if isinstance(called, partial):
+                called = partial(called.func, *called.args)
+            # A decorator below may take what the view does not.
+            with suppress(TypeError, ValueError):
+                values.update(signature_of(called).bind_partial(*args).arguments)
+        return request, values
     raise TypeError(
         f"@lock found no request among the arguments of {view!r}: it decorates views, and other"
         ' functions hold their locks with locks["default"].hold'
@@ -256,22 +272,16 @@ async def _serve(
 
     In a thread, nothing of this suspends.
     """
-    request = _request_of(view, args, kwargs)
+    request, values = _call_of(view, args, kwargs)
     wanted, run = together[0], partial(view, *args, **kwargs)
     if wanted.methods and not wanted.takes(request.method):
         response = run()
         return await response if kind is TaskLeases and inspect.isawaitable(response) else response
-    match = request.resolver_match
-    # The parts of the URL as the view gets them: a framework may have converted them.
-    values = {**(match.kwargs if match else {}), **kwargs}
-    if (
-        args and getattr(args[-1], "_request", args[-1]) is not request
-    ):  # Code of the project calls it.
-        values.update(signature_of(view).bind_partial(*args).arguments)
     outer = locks_of_request(request)
     if outer and (keys := outer.by_lock.get(wanted)) is not None:
-        # A view that calls another may give it other values.
-        is_same = values == outer.values[wanted]
+        # A view that calls another may give it other values. Key functions see the request alone.
+        former, named = outer.values[wanted], wanted.named
+        is_same = [*map(values.get, named)] == [*map(former.get, named)]
         if is_same or keys == await wanted.keys_of(request, values, kind.call):
             return await _work(kind, outer, wanted, run)
     held = outer or kind(request)
@@ -314,26 +324,39 @@ async def _work(
     wanted: ViewLock,
     view: partial[Any],
 ) -> Any:
-    """Run a view whose lock is held."""
+    """Run a view whose lock is held, and show its caller the lease of the caller again."""
+    before = getattr(held.request, "weblock", None)
     held.show(wanted, to_task=kind is TaskLeases)
-    response = view()
-    if kind is TaskLeases:
-        if inspect.isawaitable(response):  # The dispatch of an async class may answer by itself.
-            response = await response
-    elif inspect.iscoroutine(response):
-        response.close()
-        raise ConfigurationError(
-            f"{view.func!r} is not an async function, but returns a coroutine, which would run without its lock:"
-            " put @lock on the async function itself",
-            code="not_locked",
-        )
+    try:
+        response = view()
+        if kind is TaskLeases:
+            # The dispatch of an async class may answer by itself.
+            if inspect.isawaitable(response):
+                response = await response
+        elif inspect.iscoroutine(response):
+            response.close()
+            raise ConfigurationError(
+                f"{view.func!r} is not an async function, but returns a coroutine, which would run"
+                " without its lock: put @lock on the async function itself",
+                code="not_locked",
+            )
+    finally:
+        held.request.weblock = before  # type: ignore[attr-defined]
     held.prove(wanted)
     return response
 
 
-def instance_of(view: Callable[..., Any], args: tuple[Any, ...]) -> object:
-    """Return the instance whose method is decorated, or else the first argument."""
+def called_by(view: View) -> Any:
+    """Return what is called below decorators: a function, a method, or the partial of one.
+
+    ``method_decorator`` hands over a partial of a method.
+    """
     while hasattr(view, "__wrapped__") and not (hasattr(view, "func") or hasattr(view, "__self__")):
         view = view.__wrapped__
-    bound = getattr(view, "func", view)  # method_decorator hands over a partial of it.
-    return getattr(bound, "__self__", args[0] if args else None)
+    return view
+
+
+def instance_of(view: View, args: tuple[Any, ...]) -> object:
+    """Return the instance whose method is decorated, or else the first argument."""
+    called = called_by(view)
+    return getattr(getattr(called, "func", called), "__self__", args[0] if args else None)

@@ -85,7 +85,6 @@ class ViewLeases(RequestLeases[BaseLease]):
         self._proven: set[ViewLock] = set()
         current: Any = checked_at_commit.get()
         self._outer: ViewLeases | None = None if current is None or current.over else current
-        self._shown: tuple[ViewLock, bool] | None = None
         self._taken: dict[ViewLock, BaseLease | None] = {}
         """The lease of each lock all of whose keys were acquired at once."""
         self.by_lock: dict[ViewLock, tuple[CheckedKey, ...]] = {}
@@ -137,9 +136,6 @@ class ViewLeases(RequestLeases[BaseLease]):
 
         A view may be of the other world than the chain of middleware that acquired for it.
         """
-        if (lock, to_task) == self._shown:
-            return
-        self._shown = lock, to_task
         keys, lease = self.by_lock[lock], self._taken.get(lock)
         if keys and (lease is None or isinstance(lease, AsyncLease) != to_task):
             its_locks: BaseLocks = async_locks[lock.alias] if to_task else locks[lock.alias]
@@ -228,7 +224,6 @@ class ViewLeases(RequestLeases[BaseLease]):
             if settings.asked_by(lock.guard):
                 self.guard = self.guard or Guard()
                 self.guard.add(self.lease_of(its_locks, wanted[lock]), settings, locks[lock.alias])
-        self._shown = None
         self.by_lock.update(wanted)
         self._taken.update(taken)
         self.values.update(dict.fromkeys(wanted, values))

@@ -66,6 +66,12 @@ class ViewLock(LockSpec):
     """``guard=None`` is what this alias's ``GUARD`` says."""
     busy_view: BusyView[Any] | None = None
 
+    @functools.cached_property
+    def named(self) -> frozenset[str]:
+        """The arguments of the view that its key templates name."""
+        sources = (source for each in self.templates for source in each.sources.values())
+        return frozenset(source.name for source in sources if source.kind == "path")
+
     def takes(self, method: str | None) -> bool:
         """Return whether requests by this method lock; ``None`` is any."""
         return not (self.methods and method) or method.upper() in self.methods
