@@ -121,6 +121,23 @@ class TestTheLayer:
         await RequestLayer(app, mine, owns_locks=True)({"type": "lifespan"}, None, told)
         assert done == ["closed", "told"]
 
+    async def test_one_that_listened_before_the_lock_hears_of_the_end(self, locks):
+        """A response that is held back ends what waits for a disconnect, and the key is free."""
+
+        async def app(scope, receive, send):
+            await receive()
+            listener = asyncio.ensure_future(receive())
+            await asyncio.sleep(0)
+            await request_locks(scope).acquire("x")
+            await send(START)
+            await send(BODY)
+            assert await listener == {"type": "http.disconnect"}
+
+        exchange = Exchange()
+        await asyncio.wait_for(exchange.served_by(RequestLayer(app, locks)), PATIENCE)
+        assert exchange.status == 200
+        assert await locks.inspect("x") is None
+
     async def test_a_server_may_cancel_what_has_told_it_of_the_end(self, locks):
         """The application has ended by then, so that no traceback is in the log of the server."""
 

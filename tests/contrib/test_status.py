@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -14,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.aio import PATIENCE
+from tests.support.aio import PATIENCE, eventually
 from tests.support.busy import busy
 from tests.support.http import client_of
-from weblock import AsyncLocks, ConfigurationError, Locks, LockTimeout, events
+from weblock import AsyncLocks, ConfigurationError, KeyInfo, Locks, LockTimeout, events
 from weblock.cli.status import entered_by, has
 from weblock.contrib.status import StatusPage
 from weblock.contrib.status import page as page_module
@@ -146,6 +147,34 @@ async def test_streams_share_a_look_and_end_with_their_clients(url: str, monkeyp
         await asyncio.gather(*serving)
         assert looks == [1]
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_while_the_engine_is_slow_one_stream_waits_for_it(url: str, monkeypatch) -> None:
+    """The others go on with what was seen last, and occupy no threads."""
+    monkeypatch.setattr(page_module, "EVERY", 0.01)
+    with Locks.from_url(url) as locks:
+        page, goes_on, looks = StatusPage(locks, insecure=True), threading.Event(), []
+        await told(page)
+
+        def slow(**_options: object) -> list[KeyInfo]:
+            looks.append(1)
+            goes_on.wait(PATIENCE)
+            return []
+
+        monkeypatch.setattr(locks, "list", slow)
+        gone, sent = asyncio.Event(), [asyncio.Queue[Any]() for _ in range(3)]
+
+        async def receive() -> dict[str, Any]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        scope = {"type": "http", "method": "GET", "headers": [(b"accept", b"text/event-stream")]}
+        serving = [asyncio.create_task(page(scope, receive, each.put)) for each in sent]
+        await eventually(lambda: sorted(each.qsize() for each in sent)[1] > 5)
+        assert looks == [1]
+        gone.set()
+        goes_on.set()
+        await asyncio.gather(*serving)
 
 
 async def test_an_engine_that_is_down_is_shown() -> None:

@@ -83,12 +83,13 @@ class Inbox:
 
     async def receive(self) -> Message:
         """Return the next message, for the application."""
-        is_question = self.withholds and await self._is_question()
+        is_question = (self.withholds or self._whole) and await self._is_question()
         while not self._ahead:
             if self._is_over or (self.cut_off and (is_question or not self._whole)):
                 return {"type": f"{self._kind}.disconnect"}
             is_limited = self.withholds or (self._patience and not self._whole)
-            if is_limited or (self._whole and self._pending):
+            # Also one that listens before a key is acquired gets the end of the response.
+            if is_limited or self._whole:
                 self._over = self._over or asyncio.get_running_loop().create_future()
                 if self.withholds and self.body_wait is not None and not self._patience:
                     self._patience = Patience(self.body_wait)

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import inspect
 import json
+import math
 import os
 import re
 import socket
@@ -154,8 +155,8 @@ class StatusPage:
         }
 
     async def _look(self) -> None:
-        """List the keys now."""
-        self._next_look = time.monotonic() + EVERY
+        """List the keys now. While the engine is slow, no other stream looks."""
+        began, self._next_look = time.monotonic(), math.inf
         error, infos = None, list[KeyInfo]()
         try:
             if isinstance(self._locks, AsyncLocks):
@@ -164,6 +165,8 @@ class StatusPage:
                 infos += await asyncio.to_thread(self._locks.list, limit=LIMIT)
         except EngineUnavailable as failure:
             error = str(failure)
+        finally:
+            self._next_look = began + EVERY
         now = time.time()
         held = sum(info.holder is not None for info in infos)
         waiting = sum(len(info.waiters) for info in infos)
