@@ -136,7 +136,9 @@ class KeptTexts:
     async def find(self, key: str, group: str) -> Found:
         """Return the text of a key, and how many texts its group has. Raises ``EngineUnavailable``."""
         name = self.locks._name(key)
-        return await self.locks._ask("find", name, self._texts.find(name, self._group(group)))
+        return await self.locks._ask(
+            "find", name, lambda: self._texts.find(name, self._group(group))
+        )
 
     async def keep(self, lease: BaseLease, group: str, text: str, seconds: float) -> None:
         """Keep a text under the key of a lease, if the engine says that the lease is still held.
@@ -151,19 +153,21 @@ class KeptTexts:
         async def keep() -> bool:
             return await self._texts.keep(*what, owner=owner, seconds=seconds)
 
-        if not await self.locks._ask("keep", held.key, self.locks._locker.insist(keep)):
+        if not await self.locks._ask("keep", held.key, lambda: self.locks._locker.insist(keep)):
             held.lose("taken")
             raise held.loss()
 
     async def forget(self, key: str, group: str) -> bool:
         """Remove the text of a key, and return whether there was one."""
         name = self.locks._name(key)
-        return await self.locks._ask("forget", name, self._texts.forget(name, self._group(group)))
+        return await self.locks._ask(
+            "forget", name, lambda: self._texts.forget(name, self._group(group))
+        )
 
     async def all(self, limit: int) -> Sequence[tuple[str, str]]:
         """Return the keys that have texts, and each text, at most so many."""
         start = self.locks._name("all").removesuffix("all")
-        found = await self.locks._ask("list", start, self._texts.all(start, limit))
+        found = await self.locks._ask("list", start, lambda: self._texts.all(start, limit))
         return [(unqualified(name), text) for name, text in found]
 
     def _group(self, group: str) -> str:

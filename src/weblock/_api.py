@@ -279,11 +279,11 @@ class BaseLocks:
             locker, holdings = elected
             locker.release_later(holdings)  # Another Locks has kept the engine open.
 
-    async def _ask(self, operation: str, name: str, question: Awaitable[T]) -> T:
+    async def _ask(self, operation: str, name: str, question: Callable[[], Awaitable[T]]) -> T:
         """Return the answer to a request about a key or a namespace, and report a failure."""
         since = self._locker.runtime.now()
         try:
-            answer = await question
+            answer = await question()
         except EngineUnavailable as failure:
             health = self._locker.health
             health.refused(failure, operation, name, self.label, since=since)
@@ -306,12 +306,14 @@ class BaseLocks:
                     code="invalid_token",
                 )
         locker = self._locker
-        taking = take_over(locker, leases, terms)
-        return locker, await self._ask("take_over", leases[0].key, taking)
+        key = leases[0].key
+        return locker, await self._ask("take_over", key, lambda: take_over(locker, leases, terms))
 
     async def _is_done(self, key: str) -> bool:
         name, store = self._name(key), self._locker.store
-        return await self._ask("once", name, self._locker.insist(lambda: store.marked(name)))
+        return await self._ask(
+            "once", name, lambda: self._locker.insist(lambda: store.marked(name))
+        )
 
     async def _listed(self, start: str, limit: int) -> KeyInfos:
         store = self._locker.store
@@ -323,8 +325,8 @@ class BaseLocks:
         name = self._name(key)
         store = self._locker.store
         # Seen just before, for the engine does not say: in between, another may have got the key.
-        seen = info_of(name, await self._ask("inspect", name, store.look(name)))
-        reply = await self._ask("force_release", name, store.force_release(name))
+        seen = info_of(name, await self._ask("inspect", name, lambda: store.look(name)))
+        reply = await self._ask("force_release", name, lambda: store.force_release(name))
         taken = isinstance(reply.answer, Released)
         if taken and Forced in self._observers.wanted:
             event = Forced(

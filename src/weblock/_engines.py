@@ -184,7 +184,9 @@ def engine_for(url: str | Sequence[str]) -> Engine:
         if name not in by_url:
             refuse_subinterpreter()  # Before a driver fails to be imported there.
             # A process with two engines in one directory could not see that it waits for itself.
-            same = [each for each in by_url.values() if isinstance(url, str) and each.serves(url)]
+            same = [
+                each for each in list(by_url.values()) if isinstance(url, str) and each.serves(url)
+            ]
             by_url[name] = same[0] if same else _registry.open(url)
         return by_url[name]
 

@@ -282,8 +282,9 @@ class AsyncLocks(BaseLocks):
             for holding in lease._leased:  # noqa: SLF001 - of one module
                 # The engine says whether it is ours still.
                 extending = functools.partial(locker.extend, holding, 0)
-                await self._ask("once", name, locker.insist(extending))
-            await self._ask("once", name, locker.insist(lambda: locker.store.mark(name, keep)))
+                await self._ask("once", name, functools.partial(locker.insist, extending))
+            marking = functools.partial(locker.store.mark, name, keep)
+            await self._ask("once", name, functools.partial(locker.insist, marking))
             return True
 
     async def forget(self, key: str) -> None:
@@ -295,7 +296,7 @@ class AsyncLocks(BaseLocks):
             EngineUnavailable: The engine did not answer.
         """
         name, locker = self._name(key), self._locker
-        await self._ask("forget", name, locker.insist(lambda: locker.store.mark(name, 0)))
+        await self._ask("forget", name, lambda: locker.insist(lambda: locker.store.mark(name, 0)))
 
     def lead(self, key: str, **options: Unpack[HoldOptions]) -> AsyncGenerator[AsyncTerm, None]:
         """Yield a term whenever this caller leads. Of all candidates, one leads at a time.
@@ -417,7 +418,9 @@ class AsyncLocks(BaseLocks):
             EngineUnavailable: The engine did not answer.
         """
         name = self._name(key)
-        return info_of(name, await self._ask("inspect", name, self._locker.store.look(name)))
+        return info_of(
+            name, await self._ask("inspect", name, lambda: self._locker.store.look(name))
+        )
 
     async def list(self, prefix: str = "", *, limit: int = 1000) -> KeyInfos:
         """Return the keys that have a holder or waiters, in alphabetical order.
@@ -434,8 +437,8 @@ class AsyncLocks(BaseLocks):
         """
         self._ensure_open()
         start = self._options.prefix + ("" if prefix == "" else check_key(prefix))
-        listed = self._listed(start, count("limit", limit))
-        return await self._ask("list", self._options.prefix, listed)
+        limit = count("limit", limit)
+        return await self._ask("list", self._options.prefix, lambda: self._listed(start, limit))
 
     async def ask_release(self, key: str) -> bool:
         """Ask the holders of a key to release it, and return whether there is one.
@@ -453,7 +456,7 @@ class AsyncLocks(BaseLocks):
             EngineUnavailable: The engine did not answer. Asking again is harmless.
         """
         name = self._name(key)
-        reply = await self._ask("ask_release", name, self._locker.store.ask_release(name))
+        reply = await self._ask("ask_release", name, lambda: self._locker.store.ask_release(name))
         return isinstance(reply.answer, Asked)
 
     async def force_release(self, key: str, *, by: str | None = None) -> bool:
@@ -487,7 +490,7 @@ class AsyncLocks(BaseLocks):
         self._ensure_open()
         now, prefix = self._locker.runtime.now, self._options.prefix
         began = now()
-        await self._ask("ping", prefix, self._locker.store.look(f"{prefix}ping"))
+        await self._ask("ping", prefix, lambda: self._locker.store.look(f"{prefix}ping"))
         return now() - began
 
     async def close(self) -> None:

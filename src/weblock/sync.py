@@ -266,8 +266,9 @@ class Locks(BaseLocks):
             for holding in lease._leased:  # noqa: SLF001 - of one module
                 # The engine says whether it is ours still.
                 extending = functools.partial(locker.extend, holding, 0)
-                drive(self._ask("once", name, locker.insist(extending)))
-            drive(self._ask("once", name, locker.insist(lambda: locker.store.mark(name, keep))))
+                drive(self._ask("once", name, functools.partial(locker.insist, extending)))
+            marking = functools.partial(locker.store.mark, name, keep)
+            drive(self._ask("once", name, functools.partial(locker.insist, marking)))
             return True
 
     def forget(self, key: str) -> None:
@@ -279,7 +280,7 @@ class Locks(BaseLocks):
             EngineUnavailable: The engine did not answer.
         """
         name, locker = self._name(key), self._locker
-        drive(self._ask("forget", name, locker.insist(lambda: locker.store.mark(name, 0))))
+        drive(self._ask("forget", name, lambda: locker.insist(lambda: locker.store.mark(name, 0))))
 
     def lead(self, key: str, **options: Unpack[HoldOptions]) -> Generator[Term, None, None]:
         """Yield a term whenever this caller leads. Of all candidates, one leads at a time.
@@ -389,7 +390,9 @@ class Locks(BaseLocks):
             EngineUnavailable: The engine did not answer.
         """
         name = self._name(key)
-        return info_of(name, drive(self._ask("inspect", name, self._locker.store.look(name))))
+        return info_of(
+            name, drive(self._ask("inspect", name, lambda: self._locker.store.look(name)))
+        )
 
     def list(self, prefix: str = "", *, limit: int = 1000) -> KeyInfos:
         """Return the keys that have a holder or waiters, in alphabetical order.
@@ -406,8 +409,8 @@ class Locks(BaseLocks):
         """
         self._ensure_open()
         start = self._options.prefix + ("" if prefix == "" else check_key(prefix))
-        listed = self._listed(start, count("limit", limit))
-        return drive(self._ask("list", self._options.prefix, listed))
+        limit = count("limit", limit)
+        return drive(self._ask("list", self._options.prefix, lambda: self._listed(start, limit)))
 
     def ask_release(self, key: str) -> bool:
         """Ask the holders of a key to release it, and return whether there is one.
@@ -425,7 +428,7 @@ class Locks(BaseLocks):
             EngineUnavailable: The engine did not answer. Asking again is harmless.
         """
         name = self._name(key)
-        reply = drive(self._ask("ask_release", name, self._locker.store.ask_release(name)))
+        reply = drive(self._ask("ask_release", name, lambda: self._locker.store.ask_release(name)))
         return isinstance(reply.answer, Asked)
 
     def force_release(self, key: str, *, by: str | None = None) -> bool:
@@ -459,7 +462,7 @@ class Locks(BaseLocks):
         self._ensure_open()
         now, prefix = self._locker.runtime.now, self._options.prefix
         began = now()
-        drive(self._ask("ping", prefix, self._locker.store.look(f"{prefix}ping")))
+        drive(self._ask("ping", prefix, lambda: self._locker.store.look(f"{prefix}ping")))
         return now() - began
 
     def close(self) -> None:

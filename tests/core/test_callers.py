@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from tests.core.simulation.steps import lines_run_by
 from tests.support.waiting import eventually
 from weblock import Locks
 from weblock._core.acquiring import LOOK, Attempts, Caller, Locker
@@ -276,3 +277,17 @@ def test_an_interrupt_of_a_caller_that_begins_to_wait_stays_one(monkeypatch) -> 
             locks.acquire("key")
         eventually(lambda: locks.inspect("key").waiters == ())
         lease.release()
+
+
+def test_shared_leases_of_other_keys_cost_a_caller_little() -> None:
+    """A caller looks through few of the thousand shared leases of its process, not through all."""
+    with Locks.from_url("memory://") as locks:
+
+        def steps(held: int) -> int:
+            leases = [locks.acquire(f"key {number}", shared=True) for number in range(held)]
+            cost = lines_run_by(lambda: locks.acquire("other", shared=True).release())
+            for lease in leases:
+                lease.release()
+            return cost
+
+        assert steps(1000) < 2 * steps(1)

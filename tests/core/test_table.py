@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
+from tests.core.simulation.steps import lines_run_by
 from weblock._core import table
 from weblock._core.table import (
     HANDOFF,
@@ -162,24 +160,16 @@ def test_the_asker_is_not_woken_for_what_its_answer_says() -> None:
 
 
 def test_a_hand_over_takes_as_many_steps_whoever_waits() -> None:
-    """A release to the first of 1,000 waiters, and a claim behind the last, run as much bytecode as with 8."""
+    """A release to the first of 1,000 waiters, and a claim behind the last, run as many lines as with 8."""
 
     def steps(waiting: int) -> int:
-        count, claims = 0, (claim(f"{number}") for number in range(1 + waiting))
+        claims = (claim(f"{number}") for number in range(1 + waiting))
         state = after(*claims, room=waiting)
 
-        def trace(frame: Any, event: str, _argument: object) -> Any:
-            nonlocal count
-            frame.f_trace_opcodes = True
-            count += event == "opcode"
-            return trace
+        def hand_over() -> None:
+            left = table.release(state, at(1), "0").state
+            table.acquire(left, at(1), claim("last"), room=waiting)
 
-        sys.settrace(trace)
-        try:
-            state = table.release(state, at(1), "0").state
-            table.acquire(state, at(1), claim("last"), room=waiting)
-        finally:
-            sys.settrace(None)
-        return count
+        return lines_run_by(hand_over)
 
     assert steps(1000) == steps(8) > 0

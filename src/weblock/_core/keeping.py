@@ -69,6 +69,8 @@ BEAT: Final = 1.0
 GRACE: Final = 0.01
 """Seconds after a lease's end at which the first waiter asks whether it has ended."""
 
+PARTS: Final = 64
+
 LATE: Final = 0.1
 """Seconds after the end of its wait at which a waiter can still take its turn.
 
@@ -236,8 +238,10 @@ class Keeper:
         self._pending: dict[str, PendingRelease] = {}
         self.holdings: dict[str, Holding] = {}
         """The exclusive leases that this process has, by key."""
-        self.together: dict[str, Holding] = {}
-        """Its leases that others may have, too, by owner."""
+        self.together = False
+        """Whether it has ever had a lease that others may have, too."""
+        self._together: list[dict[str, Holding]] = [{} for _ in range(PARTS)]
+        """These leases by owner, in parts by their keys: to find those of a key, few are looked through."""
         self._mailbox = runtime.mailbox()
         self._put: Callable[[Any], None] = self._mailbox.put
         """Puts a message into the mailbox, or a watch whose holdings are gone."""
@@ -265,7 +269,8 @@ class Keeper:
         if holding.terms.limit == 1:
             self.holdings[holding.key] = holding
         else:
-            self.together[holding.owner] = holding
+            self.together = True
+            self._together[hash(holding.key) % PARTS][holding.owner] = holding
         self._attended = True  # And no more is to be done if it wakes in time anyway.
         if holding.due < self._wakes_at or not self._running:
             self._attend(holding.due)
@@ -282,11 +287,12 @@ class Keeper:
         if self.holdings.get(holding.key) is holding:
             self.holdings.pop(holding.key, None)
         elif self.together:
-            self.together.pop(holding.owner, None)
+            self._together[hash(holding.key) % PARTS].pop(holding.owner, None)
 
     def together_on(self, key: str) -> Sequence[Holding]:
         """Return the leases of a key that this process has, where others may have it, too."""
-        return [each for each in list(self.together.values()) if each.key == key]
+        part = self._together[hash(key) % PARTS]
+        return [each for each in list(part.values()) if each.key == key]
 
     def waiting_for(self, key: str) -> Sequence[Waiter]:
         kept = list(self._kept.values())
