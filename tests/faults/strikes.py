@@ -99,7 +99,7 @@ def on_network(proxy: Proxy) -> Strikes:
         "half-closed by the client": lambda: proxy.half_close("requests"),
         "half-closed by the server": lambda: proxy.half_close("replies"),
         "reset": proxy.reset,
-        "byte by byte": lambda: proxy.drip("replies"),
+        "a few bytes at a time": lambda: proxy.drip("replies"),
         "all is well again": proxy.heal,
     }
 

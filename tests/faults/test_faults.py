@@ -62,7 +62,7 @@ def test_faults_of_the_network() -> None:
     with (
         Server() as server,
         Proxy(server) as proxy,
-        Workers(proxy.url(recovery="off", timeout=0.5, connect_timeout=1)) as workers,
+        Workers(proxy.url(recovery="off", **SOON)) as workers,
     ):
         strike(workers, strikes.on_network(proxy))
         workers.check()
