@@ -29,6 +29,7 @@ from ..._options import HoldOptions
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import CheckedKey, KeyTemplate, signature_of
 from ..kit import LockSpec, methods_of, name_of, request_values
+from ..kit.rules import fields_of
 
 DEFAULT: Final = "default"
 """The alias of locks that name none."""
@@ -454,15 +455,7 @@ def rules_of(given: object, *, alias: str) -> tuple[ViewRule, ...]:
     rules: list[ViewRule] = []
     for each, entry in entries.items():
         label = f"{name}.{each}"
-        if not isinstance(entry, Mapping):
-            raise ConfigurationError(
-                f"{label} is {entry!r:.80}: give a dict with, for example, view and key"
-            )
-        if strange := [each for each in entry if each not in _FIELDS]:
-            raise ConfigurationError(
-                f"{label} has {strange[0]!r:.80}, which is not an option of a rule; available:"
-                f" {', '.join(_FIELDS)}"
-            )
+        fields_of(label, entry, _FIELDS, remedy="give a dict with, for example, view and key")
         about = ", ".join(f"{name} {entry[name]!r}" for name in _SELECTORS if name in entry)
         try:
             methods = methods_of(entry.get("methods"))

@@ -202,6 +202,17 @@ def _named_by(function: KeyFunction, path: Path) -> frozenset[str]:
     return frozenset(wanted)
 
 
+def fields_of(label: str, entry: object, known: Sequence[str], *, remedy: str) -> dict[str, Any]:
+    """Return the fields of a rule that was given as plain data. Raises ``ConfigurationError``."""
+    if not isinstance(entry, Mapping):
+        raise ConfigurationError(f"{label} is {entry!r:.80}: {remedy}")
+    if strange := [field for field in entry if field not in known]:
+        raise ConfigurationError(
+            f"{label} has {strange[0]!r:.80}, which is not an option of a rule; available: {', '.join(known)}"
+        )
+    return dict(entry)
+
+
 def methods_of(given: Iterable[object] | None) -> frozenset[str] | None:
     """Return the methods of a rule or a view; ``None`` for all. Raises ``ConfigurationError`` for an unknown one."""
     if given is None:
@@ -394,15 +405,7 @@ def _named(rules: object, name: str) -> Iterator[tuple[str, Rule]]:
 
 
 def _rule(label: str, entry: object) -> Rule:
-    if not isinstance(entry, Mapping):
-        raise ConfigurationError(
-            f"{label} is {entry!r:.80}: give a Rule, or a mapping with path and key"
-        )
-    if strange := [field for field in entry if field not in _FIELDS]:
-        raise ConfigurationError(
-            f"{label} has {strange[0]!r:.80}, which is not an option of a rule; available: {', '.join(_FIELDS)}"
-        )
-    fields: dict[str, Any] = dict(entry)
+    fields = fields_of(label, entry, _FIELDS, remedy="give a Rule, or a mapping with path and key")
     for field in ("wait", "max_hold"):
         if fields.get(field) == math.inf:  # TOML has no null.
             fields[field] = None
