@@ -146,7 +146,8 @@ def test_what_a_late_ring_told_of_is_over(servers: list[Server]) -> None:
     holder, waiter = (Claim(owner, store.process, 60.0, "") for owner in ("holder", "waiter"))
     drive(store.acquire("a", holder, room=0))
     reply = drive(store.acquire("a", waiter, room=1))
-    for server in range(2):
+    # All three: the holder needed only two, so one server may have met the waiter first.
+    for server in range(3):
         Board(engine, server).notify(waiter.owner, Granted(7, reply.now + 10**10))
     assert engine.acquisitions[waiter.owner].fence == 7
     assert isinstance(drive(store.acquire("a", waiter, room=1)).answer, Waiting)
