@@ -1,13 +1,11 @@
 """The database has the last word: no COMMIT of a stale holder succeeds, however long it slept.
 
 A small table has one row for each key, with the fence of the section that began last. A section
-writes its own there before it reads anything (``raising``), and reads it again, under a lock that
-is kept until COMMIT, before it commits (``checking``). ``docs/guard.md`` has the proof.
+writes its own there before it reads anything (``Runner.begin``), and reads it again, under a lock that
+is kept until COMMIT, before it commits (``Runner.check``). ``docs/guard.md`` has the proof.
 
-These two steps know no database. They are generators of statements: the caller sends in what the database
-answered, or throws ``Conflict`` where it refused a statement because of another transaction. ``Runner`` runs them
-through an adapter's ``execute``, in the words that ``sql`` has for each database. The adapters of Django and
-SQLAlchemy call it at the right moments.
+``Runner`` takes these two steps through an adapter's ``execute``, in the words that ``sql`` has for each
+database. The adapters of Django and SQLAlchemy call it at the right moments.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
@@ -146,44 +144,6 @@ class Row(NamedTuple):
     token: str
 
 
-class Raise(NamedTuple):
-    """Write the mark, if no larger fence stands there; committed by itself.
-
-    The answer is whether it is certain that the row is ours.
-    """
-
-    mark: Mark
-
-
-class Look(NamedTuple):
-    """Read the row, outside of the work's transaction; ``None`` if there is none."""
-
-    mark: Mark
-
-
-class Check(NamedTuple):
-    """Read the row inside the work's transaction, under a lock that is kept until its end."""
-
-    mark: Mark
-
-
-class Confirm(NamedTuple):
-    """Ask the engine whether the lease is still held; false if it cannot be asked."""
-
-    mark: Mark
-
-
-Statement = Raise | Look | Check | Confirm
-
-
-class Conflict(Exception):
-    """The database refused a statement because of another transaction, by ``error``."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
-
-
 def marks_of(lease: BaseLease) -> list[Mark]:
     """Return the marks of a lease's keys in a fixed order; none for a key without a lease.
 
@@ -209,70 +169,6 @@ def marks_of(lease: BaseLease) -> list[Mark]:
         for each in holdings
     ]
     return sorted(marks, key=lambda mark: mark.digest)
-
-
-def raising(mark: Mark) -> Generator[Statement, Any, None]:
-    """The first step, before anything is read: from now on no section before us commits.
-
-    Raises ``StaleFence`` if a section with a larger fence has begun already.
-    """
-    for _ in range(ATTEMPTS):
-        try:
-            if (yield Raise(mark)):
-                return
-            row: Row | None = yield Look(mark)
-        except Conflict:
-            continue  # Another process wrote at the same time: read again.
-        if row is None:
-            continue  # It was cleaned up in between.
-        if row.token == mark.token:
-            return
-        raise _stale(mark, row)
-    raise _stale(mark, None)
-
-
-def beginning(mark: Mark) -> Generator[Statement, Any, None]:
-    """The first step, also where the engine's fences went back: then the database continues its own."""
-    try:
-        yield from raising(mark)
-    except StaleFence as stale:
-        if stale.newest is None or not (yield Confirm(mark)):
-            raise
-        if stale.newest > mark.fence:
-            logger.warning(
-                "the engine's fence of %.200r is %d, but the database has fence %d: the engine lost its"
-                " data, or was restored from an older backup. The database continues with its own"
-                " fences [weblock.fence_behind]",
-                *(unqualified(mark.key), mark.fence, stale.newest),
-            )
-        yield from raising(mark.after(stale.newest))
-
-
-def continuing(mark: Mark) -> Generator[Statement, Any, None]:
-    """The first step of a section that began long ago: its row may be deleted soon, or has been.
-
-    A row that is gone does not tell whether another section has written it meanwhile. The engine does:
-    it is asked before the row is written again, and after it.
-    """
-    row: Row | None = yield Look(mark)
-    if row and row.token != mark.token:
-        raise _stale(mark, row)
-    if row is None and not (yield Confirm(mark)):
-        raise _stale(mark, None)
-    yield from raising(mark)
-    if row is None and not (yield Confirm(mark)):
-        raise _stale(mark, None)
-
-
-def checking(mark: Mark, ask: type[Check | Look] = Check) -> Generator[Statement, Any, None]:
-    """The second step, before COMMIT: raises ``StaleFence`` if another section has begun since.
-
-    If it meets a conflict, or another statement of the work did, the same is asked by ``Look`` after the
-    rollback. If the row is still ours then, the conflict was about other data.
-    """
-    row: Row | None = yield ask(mark)
-    if row is None or row.token != mark.token:
-        raise _stale(mark, row)
 
 
 def _stale(mark: Mark, row: Row | None) -> StaleFence:
@@ -305,69 +201,99 @@ class Runner:
         return dialect_of(self.database, wait=self.wait)
 
     def begin(self, mark: Mark, written: float | None, *, may_sweep: bool = True) -> float:
-        """Take the first step, committed by itself, and return when: see ``is_due``."""
+        """Take the first step, committed by itself, and return when: see ``is_due``.
+
+        Before anything is read: from now on no section before this one commits. Raises ``StaleFence`` if a
+        section with a larger fence has begun, unless the engine still knows the lease: then its fences went
+        back, and the database continues its own.
+        """
         now = time.monotonic()
-        self.run(beginning(mark) if written is None else continuing(mark))
+        if written is not None:
+            self._begin_again(mark)
+        else:
+            try:
+                self._raise(mark)
+            except StaleFence as stale:
+                if stale.newest is None or not self.is_held(mark):
+                    raise
+                if stale.newest > mark.fence:
+                    logger.warning(
+                        "the engine's fence of %.200r is %d, but the database has fence %d: the engine lost"
+                        " its data, or was restored from an older backup. The database continues with its"
+                        " own fences [weblock.fence_behind]",
+                        *(unqualified(mark.key), mark.fence, stale.newest),
+                    )
+                self._raise(mark.after(stale.newest))
         if may_sweep and random.random() < sql.SWEEPS:
             self.execute(self.dialect.sweeping, {})
         return now
 
+    def _begin_again(self, mark: Mark) -> None:
+        """Take the first step of a section that began long ago: its row may be deleted soon, or has been.
+
+        A row that is gone does not tell whether another section has written it meanwhile. The engine does:
+        it is asked before the row is written again, and after it.
+        """
+        _, row = self._ask(sql.LOOKING, mark)
+        if row and row.token != mark.token:
+            raise _stale(mark, row)
+        if row is None and not self.is_held(mark):
+            raise _stale(mark, None)
+        self._raise(mark)
+        if row is None and not self.is_held(mark):
+            raise _stale(mark, None)
+
+    def _raise(self, mark: Mark) -> None:
+        """Write the mark. Raises ``StaleFence`` if a larger fence stands there."""
+        for _ in range(ATTEMPTS):
+            try:
+                rows, _row = self._ask(self.dialect.raising, mark)
+                if rows in self.dialect.certain:
+                    return
+                _, row = self._ask(sql.LOOKING, mark)
+            except Exception as error:
+                if trouble_of(error) is not Trouble.CONFLICT:
+                    raise
+                continue  # Another process wrote at the same time: read again.
+            if row is None:
+                continue  # It was cleaned up in between.
+            if row.token == mark.token:
+                return
+            raise _stale(mark, row)
+        raise _stale(mark, None)
+
     def check(self, mark: Mark) -> bool:
         """Take the second step, in the transaction of the work; return whether it may write at all.
 
-        Raises ``StaleFence`` if another section has begun, and what the database raised: after a
-        conflict, ``look`` tells whether that is why.
+        The row is read under a lock that is kept until COMMIT. Raises ``StaleFence`` if another section has
+        begun, and what the database raised: after a conflict, of another statement of the work, too, ``look``
+        tells whether that is why.
         """
         try:
-            self.run(checking(mark))
-        except Conflict as conflict:
-            refused = conflict.error
+            self._compare(self.dialect.checking, mark)
         except Exception as error:
             if trouble_of(error) is not Trouble.READ_ONLY:
                 raise
             return False
-        else:
-            return True
-        raise refused  # With its cause, by which ``trouble_of`` knows it.
+        return True
 
     def look(self, mark: Mark) -> None:
         """Raise ``StaleFence`` if the row is no longer ours, after a conflict and a rollback."""
-        self.run(checking(mark, Look))
+        self._compare(sql.LOOKING, mark)
 
-    def run(self, steps: Generator[Statement, Any, None]) -> None:
-        """Take a step, one statement after the other."""
-        try:
-            statement = next(steps)
-            while True:
-                try:
-                    answered = self._answer(statement)
-                except Conflict as conflict:
-                    statement = steps.throw(conflict)
-                else:
-                    statement = steps.send(answered)
-        except StopIteration:
-            return
+    def _compare(self, statement: str, mark: Mark) -> None:
+        _, row = self._ask(statement, mark)
+        if row is None or row.token != mark.token:
+            raise _stale(mark, row)
 
-    def _answer(self, statement: Statement) -> Any:
-        mark = statement.mark
+    def _ask(self, statement: str, mark: Mark) -> tuple[int, Row | None]:
         try:
-            match statement:
-                case Confirm():
-                    return self.is_held(mark)
-                case Raise():
-                    rows, _ = self.execute(self.dialect.raising, mark.values())
-                    return rows in self.dialect.certain
-                case Check():
-                    return self.execute(self.dialect.checking, mark.values())[1]
-                case Look():
-                    return self.execute(sql.LOOKING, mark.values())[1]
+            return self.execute(statement, mark.values())
         except WeblockError:  # It is explained already.
             raise
         except Exception as error:
             trouble = trouble_of(error)
-            if trouble is Trouble.CONFLICT:
-                raise Conflict(error) from error
-            if trouble is Trouble.LOCKED and isinstance(statement, Raise):
+            if trouble is Trouble.LOCKED and statement is self.dialect.raising:
                 raise FenceLocked(unqualified(mark.key), wait=self.wait) from error
             remedies = {Trouble.NO_TABLE: self.no_table, Trouble.NO_RIGHT: sql.NO_RIGHT}
             if trouble in remedies:
