@@ -16,6 +16,7 @@ from weblock._core.table import (
     KeyState,
     Moment,
     Released,
+    Voided,
     Waiting,
 )
 
@@ -107,6 +108,14 @@ def test_a_voided_owner_is_refused() -> None:
     step = table.acquire(state, at(4.9), claim("a"), room=100)
     assert (step.answer, step.state.grant) == (Gone(), None)
     assert table.acquire(state, at(5), claim("a"), room=100).answer == Held(1, 15)
+
+
+def test_an_owner_that_gives_up_again_is_voided_once() -> None:
+    """However often a release is repeated, the key remembers its owner once, until the last void has passed."""
+    state = table.release(KeyState(), at(0), "b", void=5).state
+    for now in (0, 1, 2):
+        state = table.release(state, at(now), "a", void=5).state
+    assert state.voided == (Voided("b", 5), Voided("a", 7))
 
 
 def test_force_takes_the_lease_and_passes_the_key_on() -> None:

@@ -301,7 +301,8 @@ def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> 
             state = state._replace(grants=grants[:index] + grants[index + 1 :])
             break
     if void > 0:
-        state = state._replace(voided=(*state.voided, Voided(owner, moment.now + void)))
+        others = [each for each in state.voided if each.owner != owner]
+        state = state._replace(voided=(*others, Voided(owner, moment.now + void)))
     if state.grants or state.places or state.voided:
         state, woken = settle(state, moment)
     return Step(state, answer, woken, following)

@@ -12,7 +12,8 @@ elseif place_of(owner) then
   drop_place(owner)
 end
 if void > 0 then
-  lock.voided = lock.voided .. owner .. ' ' .. text(now + void) .. ';'
+  local others = string.gsub(lock.voided, owner .. ' %d+;', '')
+  lock.voided = others .. owner .. ' ' .. text(now + void) .. ';'
   lasts_longer = true
 end
 changed = true
