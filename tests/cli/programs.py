@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -19,6 +20,13 @@ class Process(subprocess.Popen[str]):
         if exc_type:
             self.kill()
         super().__exit__(exc_type, *others)
+
+
+class Typed(io.BytesIO):
+    """The standard input of a command inside this process: what a person types at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class Program:

@@ -15,6 +15,8 @@ from weblock.contrib.kit.idempotency import Answer, Answers, IdempotencySpec
 from weblock.contrib.sqlalchemy import answer_table
 from weblock.contrib.wsgi import LockMiddleware
 
+from .programs import Typed
+
 CALLERS = ("anna", "bert")
 
 
@@ -50,12 +52,6 @@ def where(request, run, locks: Locks, tmp_path) -> list[str]:
     return ["--database", f"sqlite:///{tmp_path}/db"]
 
 
-@pytest.fixture
-def terminal(monkeypatch) -> None:
-    """Standard input is a terminal."""
-    monkeypatch.setattr("weblock.cli.answers._is_terminal", lambda: True)
-
-
 def test_answers_are_listed_and_forgotten(run, told, where: list[str]) -> None:
     """All, or those of one key; forgetting deletes those of all callers, and only the named request's."""
     found = told("answers", *where)
@@ -73,10 +69,9 @@ def test_answers_are_listed_and_forgotten(run, told, where: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("answer", "left"), [("y", 0), ("n", 1)])
-@pytest.mark.usefixtures("terminal")
 def test_a_person_is_asked(run, told, where: list[str], answer: str, left: int) -> None:
     """At a terminal the command shows the answers, and deletes only if told to."""
-    done = run("forget", "k2", *where, input=f"{answer}\n")
+    done = run("forget", "k2", *where, input=Typed(answer.encode()))
     assert "POST /orders" in done.stderr
     assert (done.exit_code, len(told("answers", "k2", *where))) == (left, left)
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.support.busy import busy
 from tests.support.pictures import PICTURES
 from weblock import Locks
-from weblock.cli.watch import Looks, _screen
+from weblock.cli.watch import Looks, screen
 
 
 def test_list_is_a_table(run, locks: Locks) -> None:
@@ -143,7 +143,7 @@ def test_watch_shows_the_longest_queue_first(run, locks: Locks) -> None:
 def test_the_screen_of_watch_has_all_keys(locks: Locks, tmp_path: Path) -> None:
     """On a terminal, ``watch`` draws a heading and a table of the keys, the longest queue first."""
     looks = Looks()
-    screen = Console(record=True, width=104, file=io.StringIO(), color_system="truecolor")
+    drawn = Console(record=True, width=104, file=io.StringIO(), color_system="truecolor")
     with ExitStack() as stack:
         stack.enter_context(busy(locks, "order:1042", "web-3:812 POST /orders/1042"))
         looks.look(locks, "", 200)
@@ -153,11 +153,11 @@ def test_the_screen_of_watch_has_all_keys(locks: Locks, tmp_path: Path) -> None:
                 looks.look(locks, "", 200)
         with busy(locks, "shop:7", "web-1:4242 POST /items", "web-2:977 POST /items"):
             looks.look(locks, "", 200)
-            screen.print(_screen("redis://cache.internal:6379/0", looks))
-    picture = screen.export_svg(title="weblock watch", clear=False)
+            drawn.print(screen("redis://cache.internal:6379/0", looks))
+    picture = drawn.export_svg(title="weblock watch", clear=False)
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)  # From another host.
     Path(PICTURES or tmp_path, "watch.svg").write_text(picture)
-    head, _, header, _, first, second, *_ = screen.export_text().splitlines()
+    head, _, header, _, first, second, *_ = drawn.export_text().splitlines()
     assert head.split()[1:] == ["2", "held,", "1", "waiting", "redis://cache.internal:6379/0"]
     assert header.split()[-1] == "WAITS"
     assert first.split()[0] == "shop:7"

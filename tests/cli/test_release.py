@@ -10,6 +10,8 @@ from tests.support.busy import busy
 from tests.support.waiting import PATIENCE
 from weblock import Locks
 
+from .programs import Typed
+
 
 def holder_of(locks: Locks, key: str) -> str | None:
     info = locks.inspect(key)
@@ -34,11 +36,10 @@ def test_nothing_is_released_unasked(run, locks: Locks) -> None:
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1)])
-def test_a_person_is_asked(run, locks: Locks, monkeypatch, answer: str, code: int) -> None:
+def test_a_person_is_asked(run, locks: Locks, answer: str, code: int) -> None:
     """At a terminal the command says who holds the key, and releases only if told to."""
-    monkeypatch.setattr("weblock.cli.keys._is_terminal", lambda: True)
     with busy(locks, "item:1", "web-1"):
-        done = run("release", "item:1", input=f"{answer}\n")
+        done = run("release", "item:1", input=Typed(answer.encode()))
         assert holder_of(locks, "item:1") == (None if answer == "y" else "web-1")
     assert done.exit_code == code
     assert "item:1 is held by web-1, for " in done.stderr

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,23 +14,20 @@ from .._platform.logs import printable
 from .._requirements import require
 from ..contrib.kit.idempotency import Stored
 from ..contrib.kit.once import SEARCHED, KeptAnswers
-from .app import No, Session, command, console, pass_session, table, warn
-from .keys import _is_terminal
+from .app import No, Session, command, confirmed, pass_session, warn
 
 if TYPE_CHECKING:
     from ..contrib.sqlalchemy.idempotency import StoredAnswers
 
 HEADER: Final = ("IDEMPOTENCY KEY", "REQUEST", "CALLER", "STATUS", "EXPIRES IN")
 
-_Function = Callable[..., Any]
-
-
-def _database(function: _Function) -> _Function:
-    text = (
-        "The database of the application, as SQLAlchemy takes it; else $WEBLOCK_DATABASE. Without it: the"
-        " engine, where idempotent rules store answers."
-    )
-    return click.option("--database", envvar="WEBLOCK_DATABASE", metavar="URL", help=text)(function)
+_database: Final = click.option(
+    "--database",
+    envvar="WEBLOCK_DATABASE",
+    metavar="URL",
+    help="The database of the application, as SQLAlchemy takes it; else $WEBLOCK_DATABASE. Without"
+    " it: the engine, where idempotent rules store answers.",
+)
 
 
 @contextmanager
@@ -59,12 +55,8 @@ def answers_command(session: Session, key: str | None, limit: int, database: str
     """
     with _answers(session, database) as answers:
         found = answers.all(limit, key)
-    rows = list(map(_row, found))
-    if rows and sys.stdout.isatty() and not session.json:
-        console().print(table(HEADER, rows))
-    else:
-        text = operating.table(HEADER, rows) if rows else "No answer is stored."
-        session.say(text, [each._asdict() for each in found])
+    text = _table(found) if found else "No answer is stored."
+    session.say(text, [each._asdict() for each in found])
     if len(found) == limit and not session.json:
         warn(operating.more_than(limit, "answers"))
 
@@ -84,12 +76,9 @@ def forget_command(
     """
     with _answers(session, database) as answers:
         found = [each for each in answers.all(SEARCHED, key) if request in (None, each.request)]
-        if found and not force:
-            if not _is_terminal():
-                raise click.UsageError(operating.NO_TERMINAL)
-            warn(operating.table(HEADER, map(_row, found)))
-            if not click.confirm("Delete these, so that they can be executed again?", err=True):
-                raise No("nothing was deleted", {"forgotten": 0})
+        question = "Delete these, so that they can be executed again?"
+        if found and not force and not confirmed(_table(found), question):
+            raise No("nothing was deleted", {"forgotten": 0})
         count = sum(answers.forget(each) for each in found)
     if not count:
         to = f" to {printable(request)}" if request else ""
@@ -97,7 +86,10 @@ def forget_command(
     session.say(f"Deleted {count} answer{'s' * (count > 1)}.", {"forgotten": count})
 
 
-def _row(answer: Stored) -> tuple[str, ...]:
-    left = operating.duration(max(0.0, answer.expires_at - time.time()))
-    texts = answer.idempotency_key, answer.request, answer.caller[:8], str(answer.status), left
-    return tuple(map(printable, texts))
+def _table(answers: Iterable[Stored]) -> str:
+    rows = []
+    for each in answers:
+        left = operating.duration(max(0.0, each.expires_at - time.time()))
+        texts = each.idempotency_key, each.request, each.caller[:8], str(each.status), left
+        rows.append(tuple(map(printable, texts)))
+    return operating.table(HEADER, rows)

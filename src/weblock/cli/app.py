@@ -7,23 +7,18 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from .. import Locks, LocksOptions, __version__
+from .. import Locks, LocksOptions, __version__, operating
 from .._platform.logs import printable
 from ..errors import ConfigurationError, LeaseLost, LockTimeout, WeblockError
 from ..stores.url import DEFAULT
 from . import Code
-
-if TYPE_CHECKING:
-    # Rich takes longer to import than most commands do to run.
-    from rich.console import Console
-    from rich.table import Table
 
 COMMANDS: Final = {
     "list": "keys",
@@ -218,10 +213,6 @@ def app() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-BARS: Final = "▁▂▃▄▅▆▇█"
-ASCII_BARS: Final = "_.,-=+*#"
-
-
 def say(text: str) -> None:
     """Write a line to standard output; click's own function takes ASCII there for UTF-8."""
     click.echo(text, file=sys.stdout)
@@ -232,33 +223,9 @@ def warn(text: str) -> None:
     click.echo(text, file=sys.stderr)
 
 
-def console() -> Console:
-    """Return a console on standard output. It does not interpret markup in a text."""
-    from rich.console import Console
-
-    return Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table for a terminal. Long keys go on in the next line."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in header:
-        made.add_column(Text(name), overflow="fold")
-    for each in rows:
-        made.add_row(*map(Text, each))
-    return made
-
-
-def sparkline(values: Sequence[float], most: float) -> str:
-    """Return one character for each value, the higher the more; a blank for 0."""
-    levels = BARS
-    try:
-        BARS.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        levels = ASCII_BARS
-    steps = (min(len(levels) - 1, int(each / (most or 1) * len(levels))) for each in values)
-    return "".join(levels[n] if each > 0 else " " for each, n in zip(values, steps, strict=True))
+def confirmed(told: str, question: str) -> bool:
+    """Tell a person something, and return whether the person then says yes."""
+    if not sys.stdin.isatty():
+        raise click.UsageError(operating.NO_TERMINAL)
+    warn(told)
+    return click.confirm(question, err=True)

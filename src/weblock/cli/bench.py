@@ -8,7 +8,6 @@ import statistics
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -35,48 +34,20 @@ def bench_command(session: Session, seconds: float, threads: int) -> None:
     # Jain's index: 1 where all got as much, and 1/n where one of n got all.
     squares = sum(each * each for each in counts)
     jain = sum(counts) ** 2 / (len(counts) * squares) if squares else 1.0
-    facts: dict[str, Any] = {
-        "engine": engine,
-        "acquire": acquired.facts(),
-        "release": released.facts(),
-        "hand_off": handed_over.facts(),
-        "fairness": {"jain": round(jain, 4), "counts": counts},
-    }
-    lines = [
-        engine,
-        acquired.told("Acquire a free key"),
-        released.told("Release it"),
-        handed_over.told("Hand it over, from the release to the next holder"),
-        f"Fairness: {jain:.0%} (Jain's index) of {threads} threads that want one key",
-    ]
+    facts: dict[str, Any] = {"engine": engine}
+    lines = [engine]
+    for name, text, times in (
+        ("acquire", "Acquire a free key", acquired),
+        ("release", "Release it", released),
+        ("hand_off", "Hand it over, from the release to the next holder", handed_over),
+    ):
+        count, median = len(times), statistics.median(times)
+        p99 = sorted(times)[math.ceil(count * 0.99) - 1]
+        facts[name] = {"count": count, "median": round(median, 7), "p99": round(p99, 7)}
+        lines.append(f"{text}: {millis(median)} (median), {millis(p99)} (p99), {count} times")
+    facts["fairness"] = {"jain": round(jain, 4), "counts": counts}
+    lines.append(f"Fairness: {jain:.0%} (Jain's index) of {threads} threads that want one key")
     session.say("\n".join(lines), facts)
-
-
-@dataclass(frozen=True)
-class Times:
-    """The durations of one operation, in seconds."""
-
-    all: list[float]
-
-    @property
-    def median(self) -> float:
-        """The median."""
-        return statistics.median(self.all)
-
-    @property
-    def p99(self) -> float:
-        """The 99th percentile."""
-        return sorted(self.all)[math.ceil(len(self.all) * 0.99) - 1]
-
-    def facts(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
-        median, p99 = round(self.median, 7), round(self.p99, 7)
-        return {"count": len(self.all), "median": median, "p99": p99}
-
-    def told(self, what: str) -> str:
-        """Return the line for people."""
-        times = f"{millis(self.median)} (median), {millis(self.p99)} (p99)"
-        return f"{what}: {times}, {len(self.all)} times"
 
 
 def millis(seconds: float) -> str:
@@ -89,25 +60,25 @@ def new_key() -> str:
     return f"weblock bench {secrets.token_hex(6)}"
 
 
-def acquisitions(locks: Locks, seconds: float) -> tuple[Times, Times]:
-    """Return how long it takes to acquire a free key, and to release it."""
-    key, acquired, released = new_key(), Times([]), Times([])
+def acquisitions(locks: Locks, seconds: float) -> tuple[list[float], list[float]]:
+    """Return how many seconds it takes to acquire a free key, and to release it, each time."""
+    key, acquired, released = new_key(), list[float](), list[float]()
     end = time.perf_counter() + seconds
-    while not acquired.all or time.perf_counter() < end:
+    while not acquired or time.perf_counter() < end:
         asked = time.perf_counter()
         lease = locks.acquire(key)
         got = time.perf_counter()
         lease.release()
-        acquired.all.append(got - asked)
-        released.all.append(time.perf_counter() - got)
+        acquired.append(got - asked)
+        released.append(time.perf_counter() - got)
     return acquired, released
 
 
-def hand_offs(locks: Locks, seconds: float, *, most: int = 1000) -> Times:
-    """Return how long it takes from the call of ``release`` until the next waiter has the key."""
-    key, times = new_key(), Times([])
+def hand_offs(locks: Locks, seconds: float, *, most: int = 1000) -> list[float]:
+    """Return how many seconds pass from the call of ``release`` until the next waiter has the key."""
+    key, times = new_key(), list[float]()
     end = time.perf_counter() + seconds
-    while not times.all or (time.perf_counter() < end and len(times.all) < most):
+    while not times or (time.perf_counter() < end and len(times) < most):
         got: list[float] = []
 
         def wait(got: list[float] = got) -> None:
@@ -124,7 +95,7 @@ def hand_offs(locks: Locks, seconds: float, *, most: int = 1000) -> Times:
             lease.release()
         waiter.join()
         # Without a lock, as on noop://, nobody waits.
-        times.all.append(max(0.0, got[0] - released) if got else 0.0)
+        times.append(max(0.0, got[0] - released) if got else 0.0)
     return times
 
 

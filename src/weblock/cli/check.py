@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from importlib.metadata import entry_points
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,21 @@ def check_command(session: Session, app: str, request: tuple[str, ...], *, app_d
     if len(request) not in (0, 2):
         raise click.UsageError("a request is a method and a path, as in POST /items/7")
     asked = Asked.of(*request) if request else None
-    application = _load(app, app_dir)
+    module, _, path = app.partition(":")
+    if not (module and path):
+        raise ConfigurationError(
+            f"{app!r:.80} does not name an application: write module:name, as in shop:app"
+        )
+    # For good: an application may import more of its modules later.
+    sys.path.insert(0, str(Path(app_dir).resolve()))
+    try:
+        application = attrgetter(path.removesuffix("()"))(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{app!r:.80} cannot be imported: {error}. Name the folder of the module with --app-dir"
+        ) from error
+    if path.endswith("()"):
+        application = application()
     points = set(entry_points(group="weblock.adapters"))  # An installation may be found twice.
     # An adapter that the application has not imported locks nothing in it.
     adapters: list[Any] = [each.load() for each in points if each.module in sys.modules]
@@ -51,23 +66,3 @@ def check_command(session: Session, app: str, request: tuple[str, ...], *, app_d
         raise No("\n".join(wrong), facts)
     if session.json:
         session.say("", facts)
-
-
-def _load(name: str, folder: str) -> object:
-    """Import what ``module:name`` names. Raises ``ConfigurationError``."""
-    module_name, colon, path = name.partition(":")
-    if not (module_name and colon and path):
-        raise ConfigurationError(
-            f"{name!r:.80} does not name an application: write module:name, as in shop:app"
-        )
-    # For good: an application may import more of its modules later.
-    sys.path.insert(0, str(Path(folder).resolve()))
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in path.removesuffix("()").split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"{name!r:.80} cannot be imported: {error}. Name the folder of the module with --app-dir"
-        ) from error
-    return found() if path.endswith("()") else found

@@ -99,18 +99,9 @@ def _found(locks: Locks, ttl: float, *, measure: bool) -> Iterator[Finding]:
             )
     of_engine = list(engine.diagnose())
     yield from of_engine
-    if not any(map(_is_fatal, of_engine)):
-        yield from _tried(locks, measure=measure)
-
-
-def _is_fatal(finding: Finding) -> bool:
-    """Return whether the engine, or a part of it that nothing replaces, does not answer."""
-    return finding.code == "reachable" and finding.level is Level.PROBLEM
-
-
-def _tried(locks: Locks, *, measure: bool) -> Iterator[Finding]:
-    """Locks a key, as an application would."""
-    try:
+    if any(map(_is_fatal, of_engine)):
+        return
+    try:  # To lock a key, as an application would.
         trip = statistics.median(locks.ping() for _ in range(20))
         text = f"An answer takes {millis(trip)} (median of 20)."
         slow = warning("round_trip", text, "Run the server closer to the application.")
@@ -120,7 +111,7 @@ def _tried(locks: Locks, *, measure: bool) -> Iterator[Finding]:
             return
         yield Finding("locking", "A key was acquired and released.")
         if measure:
-            handed_over = millis(hand_offs(locks, 0.5, most=20).median)
+            handed_over = millis(statistics.median(hand_offs(locks, 0.5, most=20)))
             yield Finding("hand_off", f"A waiter has the key {handed_over} after its release.")
     except (EngineRecovering, LockTimeout) as error:
         left = error.retry_after or 0.0
@@ -133,6 +124,11 @@ def _tried(locks: Locks, *, measure: bool) -> Iterator[Finding]:
         yield problem("locking", f"It does not lock: {error.message}.", "See above.")
     except EngineUnavailable as error:
         yield problem("reachable", f"It does not lock: {error.reason}.", "See above, or its log.")
+
+
+def _is_fatal(finding: Finding) -> bool:
+    """Return whether the engine, or a part of it that nothing replaces, does not answer."""
+    return finding.code == "reachable" and finding.level is Level.PROBLEM
 
 
 @command("ping")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import getpass
-import sys
 
 import click
 
 from .. import operating
 from .._platform.logs import printable
 from . import Code
-from .app import No, Session, command, console, pass_session, say, table, warn
+from .app import No, Session, command, confirmed, pass_session, say, warn
 
 
 @command("list")
@@ -21,10 +20,7 @@ def list_command(session: Session, prefix: str, limit: int) -> None:
     """Lists the keys that are held or waited for; with PREFIX, only keys that start with it."""
     with session.locks() as locks:
         infos = locks.list(prefix, limit=limit)
-    if infos and sys.stdout.isatty() and not session.json:
-        console().print(table(operating.HEADER, map(operating.row, infos)))
-    else:
-        say(operating.listed(infos, as_json=session.json))
+    say(operating.listed(infos, as_json=session.json))
     if len(infos) == limit and not session.json:
         warn(operating.more_than(limit))
 
@@ -74,7 +70,7 @@ def release_command(
                 locks,
                 key,
                 by=f"{getpass.getuser()} (weblock)",
-                agrees=None if force else _agrees,
+                agrees=None if force else lambda told: confirmed(told, operating.CONFIRM),
                 gently=timeout if gently else None,
                 fence=fence,
             )
@@ -82,14 +78,3 @@ def release_command(
         code = Code.BUSY if no.still_held else Code.NO
         raise No(str(no), {"released": False}, code) from None
     session.say(said, {"released": True, **(operating.as_dict(taken) if taken else {})})
-
-
-def _agrees(question: str) -> bool:
-    if not _is_terminal():
-        raise click.UsageError(operating.NO_TERMINAL)
-    warn(question)
-    return click.confirm(operating.CONFIRM, err=True)
-
-
-def _is_terminal() -> bool:
-    return sys.stdin.isatty()

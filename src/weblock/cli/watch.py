@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 import time
 from collections import deque
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import click
-from rich.console import Group, RenderableType
+from rich import box
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from .. import EngineUnavailable, KeyInfo, Locks, operating
 from .._platform.logs import printable
-from .app import Session, command, console, pass_session, say, sparkline, table
+from .app import Session, command, pass_session
 
 WIDTH: Final = 30
 """How many updates a sparkline shows."""
 
 HEADER: Final = (*operating.HEADER, "WAITS")
+
+BARS: Final = "▁▂▃▄▅▆▇█"
 
 
 class Looks:
@@ -51,21 +54,9 @@ class Looks:
         made = []
         for info in self.now:
             waits = [look.get(info.key, 0) for look in self._waits]
-            made.append((*operating.row(info), sparkline(waits, most).strip()))
+            drawn = "".join(BARS[min(7, 8 * n // most)] if n else " " for n in waits)
+            made.append((*operating.row(info), drawn.strip()))
         return made
-
-    def facts(self) -> dict[str, Any]:
-        """Return what ``--json`` prints of the last update."""
-        return {
-            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "error": self.failure or None,
-            "keys": [operating.as_dict(info) for info in self.now],
-        }
-
-    def page(self) -> str:
-        """Return the last update as text."""
-        head = f"{datetime.now(UTC):%H:%M:%S} {self.summary()}\n"
-        return head + (operating.table(HEADER, self.rows()) + "\n" if self.now else "")
 
     def summary(self) -> str:
         """Return the numbers of all keys in one line."""
@@ -89,24 +80,41 @@ def watch_command(
     If standard output is not a terminal, each update is written below the last one; with --json, as one
     line. Ctrl-C ends it.
     """
-    looks, plain = Looks(), session.json or not sys.stdout.isatty()
+    looks, on_screen = Looks(), sys.stdout.isatty() and not session.json
     with suppress(KeyboardInterrupt), session.locks() as locks, ExitStack() as stack:
-        live = Live(console=console(), screen=True, auto_refresh=False)
-        if not plain:
+        # It does not interpret markup in a text.
+        console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+        live = Live(console=console, screen=True, auto_refresh=False)
+        if on_screen:
             stack.enter_context(live)
         for number in itertools.count(1):
             looks.look(locks, prefix, limit)
-            if plain:
-                say(json.dumps(looks.facts()) if session.json else looks.page())
+            if on_screen:
+                live.update(screen(locks.engine, looks), refresh=True)
             else:
-                live.update(_screen(locks.engine, looks), refresh=True)
+                at = datetime.now(UTC)
+                table = operating.table(HEADER, looks.rows()) + "\n" if looks.now else ""
+                facts = {
+                    "at": at.isoformat(timespec="milliseconds"),
+                    "error": looks.failure or None,
+                    "keys": [operating.as_dict(info) for info in looks.now],
+                }
+                session.say(f"{at:%H:%M:%S} {looks.summary()}\n{table}", facts)
             if number == count:
                 return
             time.sleep(max(0.05, interval))
 
 
-def _screen(engine: str, looks: Looks) -> RenderableType:
+def screen(engine: str, looks: Looks) -> RenderableType:
+    """Return the last update for a terminal. Long keys go on in the next line."""
     head = Text(f"{datetime.now():%H:%M:%S}  {looks.summary()}  {engine}", style="bold")  # noqa: DTZ005 - local time, for people
     if looks.failure:
         head.stylize("red")
-    return Group(head, table(HEADER, looks.rows())) if looks.now else head
+    if not looks.now:
+        return head
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in HEADER:
+        table.add_column(Text(name), overflow="fold")
+    for each in looks.rows():
+        table.add_row(*map(Text, each))
+    return Group(head, table)
