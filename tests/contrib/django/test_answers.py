@@ -17,6 +17,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from rest_framework.authentication import BasicAuthentication, SessionAuthentication
 from rest_framework.decorators import api_view
+from rest_framework.generics import UpdateAPIView
 from rest_framework.renderers import BaseRenderer, BrowsableAPIRenderer, JSONRenderer
 from rest_framework.response import Response
 from rest_framework.versioning import AcceptHeaderVersioning
@@ -312,6 +313,31 @@ def test_a_key_function_reads_the_user_of_rest_framework(
     in_task = async_to_sync(AsyncClient(enforce_csrf_checks=True).post)("/items", headers=headers)
     for response in (in_thread, in_task):
         assert (response.status_code, response.json()) == (status, answered)
+
+
+@pytest.mark.django_db
+def test_a_locked_method_that_a_handler_calls_authenticates_no_further_time(serve: Any) -> None:
+    """Its key function reads the user of the view, which has begun: credentials may be good for one use."""
+    User.objects.create_user("ada", password="right", pk=7)
+    authenticated: list[str] = []
+
+    class Counting(BasicAuthentication):
+        def authenticate(self, request: Any) -> Any:
+            authenticated.append(request.path)
+            return super().authenticate(request)
+
+    class Order(UpdateAPIView):
+        authentication_classes = (Counting,)
+
+        @lock(lambda request: f"user:{request.user.pk}")
+        def update(self, request: Any, *args: Any, **kwargs: Any) -> Response:
+            return Response(request.weblock.key)
+
+    serve(items=Order.as_view())
+    sent = b64encode(b"ada:right").decode()
+    response = Client().put("/items", headers={"Authorization": f"Basic {sent}"})
+    assert response.json() == "user:7"
+    assert authenticated == ["/items"]
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/html"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from http import HTTPStatus
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings as django_settings
 from django.core.exceptions import PermissionDenied
@@ -15,92 +13,68 @@ from django.template.loader import select_template
 from django.utils.cache import patch_vary_headers
 
 from ...errors import LockTimeout, WeblockError
-from ..kit import Problem, Rewrite, problem_of
+from ..kit import Problem, problem_of
 from . import settings
-from .view_lock import DEFAULT, Call, ViewLock, is_rest, rest_view
+from .view_lock import DEFAULT, Call, is_rest, rest_view
+
+if TYPE_CHECKING:
+    from .request import ViewLeases
 
 _FORMS: Final = (Problem.media_type, "application/json", "text/html")
 
 
-def answer(
-    request: HttpRequest, error: BaseException | None, lock: ViewLock | None = None
+async def answer_for(
+    held: ViewLeases | None,
+    request: HttpRequest,
+    error: Exception | None,
+    call: Call,
+    *,
+    by_key_function: bool = False,
 ) -> HttpResponse | None:
     """Return the response to an error of weblock; ``None`` for an error that no client should see.
 
-    A locked view of Django REST framework answers in the way of its other errors; a browser gets a page;
-    and others get problem details. ``lock`` is the lock that the error is about: the settings of its alias
-    apply, or those of ``default`` if it is ``None``.
-    """
-    made = _making(request, error, lock)
-    return made() if made else None
-
-
-async def answer_for(
-    lock: ViewLock | None, request: HttpRequest, error: Exception, call: Call
-) -> HttpResponse | None:
-    """Return the response; for a busy key, what the lock's ``busy_view`` returns.
+    For a busy key, that is what the lock's ``busy_view`` returns. Otherwise a locked view of Django REST
+    framework answers in the way of its other errors; a browser gets a page; and others get problem details.
+    The settings are those of the alias of the lock that the error is about, or of ``default`` without ``held``.
+    What a key function has raised is answered if a view of REST framework answers it itself: the client
+    cannot be authenticated, for example.
 
     ``call`` calls what belongs to the project, and what may use the database.
     """
-    if isinstance(error, LockTimeout):
-        given = _settings(lock)
-        view = (lock and lock.busy_view) or (given and given.busy_view)
-        response: HttpResponse | None = await call(view, request, error) if view else None
-        if response is not None:
-            return response
-    made = _making(request, error, lock)
-    if made is None:
-        return None
-    answered: HttpResponse = made() if made.func is _details else await call(made)
-    return answered
-
-
-async def answer_for_refusal(
-    request: HttpRequest, error: Exception, call: Call
-) -> HttpResponse | None:
-    """Return the response to what a key function has raised, if a view of REST framework answers it itself.
-
-    The client cannot be authenticated, for example.
-    """
-    if not is_rest(request):
-        return None
-    from rest_framework.exceptions import APIException  # Only projects that use it have it.
-
-    if not isinstance(error, (APIException, Http404, PermissionDenied)):
-        return None
-    answered: HttpResponse = await call(_handled_by_rest, request, error)
-    return answered
-
-
-def _settings(lock: ViewLock | None) -> settings.AliasSettings | None:
-    alias = lock.alias if lock else DEFAULT
-    return settings.current()[alias] if alias in settings.aliases() else None
-
-
-def _making(
-    request: HttpRequest, error: BaseException | None, lock: ViewLock | None
-) -> partial[HttpResponse] | None:
-    """Return what makes the response, in the form that the client reads."""
     if not isinstance(error, WeblockError):
-        return None
-
-    def rewrite(problem: Problem, error: WeblockError) -> Problem:
-        given = _settings(lock)
-        own: Rewrite | None = given.rewrite if given else None
-        return own(problem, error) if own else problem
-
-    problem = problem_of(error, rewrite, debug=django_settings.DEBUG)
+        if not (by_key_function and error and is_rest(request) and _is_refusal(error)):
+            return None
+        handled: HttpResponse = await call(_handled_by_rest, request, error)
+        return handled
+    lock = held.lock_behind(error) if held else None
+    alias = lock.alias if lock else DEFAULT
+    own = settings.current()[alias] if alias in settings.aliases() else None
+    if isinstance(error, LockTimeout):
+        view = (lock and lock.busy_view) or (own and own.busy_view)
+        given: HttpResponse | None = await call(view, request, error) if view else None
+        if given is not None:
+            return given
+    problem = problem_of(error, own.rewrite if own else None, debug=django_settings.DEBUG)
     if problem is None:
         return None
-    form: Callable[[HttpRequest, Problem, WeblockError], HttpResponse]
+    response: HttpResponse
     if is_rest(request):
-        form = _of_rest
+        response = await call(_of_rest, request, problem, error)
+    elif request.get_preferred_type(_FORMS) == "text/html":
+        response = await call(_page, request, problem, error)
     else:
-        form = _page if request.get_preferred_type(_FORMS) == "text/html" else _details
-    return partial(form, request, problem, error)
+        response = _details(problem)
+    return response
 
 
-def _details(_request: HttpRequest, problem: Problem, _error: WeblockError) -> HttpResponse:
+def _is_refusal(error: Exception) -> bool:
+    """Return whether REST framework handles an error by itself."""
+    from rest_framework.exceptions import APIException  # Only projects that use it have it.
+
+    return isinstance(error, (APIException, Http404, PermissionDenied))
+
+
+def _details(problem: Problem) -> HttpResponse:
     """Return problem details (RFC 9457)."""
     response = HttpResponse(
         problem.body,
@@ -118,7 +92,7 @@ def _page(request: HttpRequest, problem: Problem, error: WeblockError) -> HttpRe
         template = select_template([f"weblock/{problem.status:d}.html", "weblock/problem.html"])
     except TemplateDoesNotExist:
         # weblock is not in INSTALLED_APPS, or templates are not read there.
-        return _details(request, problem, error)
+        return _details(problem)
     retry_after = problem.headers.get("Retry-After")
     context = {"problem": problem, "error": error, "retry_after": retry_after}
     page = template.render(context, request)
@@ -148,9 +122,9 @@ def _of_rest(request: HttpRequest, problem: Problem, error: WeblockError) -> Htt
     except type(refusal) as raised:
         if raised is not refusal:
             raise
-        return _details(request, problem, error)
+        return _details(problem)
     if response.status_code < HTTPStatus.BAD_REQUEST:
-        return _details(request, problem, error)
+        return _details(problem)
     for name, value in problem.uncached.items():
         response.setdefault(name, value)
     return response
@@ -158,12 +132,19 @@ def _of_rest(request: HttpRequest, problem: Problem, error: WeblockError) -> Htt
 
 def _handled_by_rest(request: HttpRequest, error: Exception) -> HttpResponse:
     """Return the response of the view's exception handler. Raises the error if it does not handle it."""
+    from rest_framework.views import APIView
+
     view = rest_view(request)
-    # Handlers and the browsable API read the user, who is anonymous after an error, of a database too.
-    try:
-        view.perform_authentication(view.request)
-    except Exception:  # noqa: BLE001 - of the project's authenticators
-        view.request.authenticators = ()
-    response = view.finalize_response(view.request, view.handle_exception(error))
+
+    def refuse(own: Any, *args: Any, **kwargs: Any) -> None:
+        # Handlers and the browsable API read the user, who is anonymous after an error, of a database too.
+        try:
+            APIView.initial(view, own, *args, **kwargs)
+        except Exception:  # noqa: BLE001 - of the project's authenticators
+            own.authenticators = ()
+        raise error
+
+    view.initial = refuse
+    response = APIView.dispatch(view, request, *view.args, **view.kwargs)
     made: HttpResponse = response.render() if hasattr(response, "render") else response
     return made

@@ -23,6 +23,7 @@ from django.http import HttpRequest, HttpResponse, RawPostDataException
 from django.http.response import HttpResponseBase
 from django.template.response import SimpleTemplateResponse
 
+from ..._runtime.runtimes import drive
 from ...errors import AnswersUnavailable, ConfigurationError, LockTimeout, WeblockError
 from ..kit import shown
 from ..kit.idempotency import (
@@ -36,11 +37,11 @@ from ..kit.idempotency import (
     form_parts,
 )
 from ..kit.sql import Kind
-from .answers import answer
+from .answers import answer_for
 from .database import placed, read_statement
 from .middleware import instance_of, lock
 from .settings import locks
-from .view_lock import DEFAULT, is_rest
+from .view_lock import DEFAULT, in_thread, is_rest
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound=HttpRequest)
@@ -165,7 +166,7 @@ class ViewSpec(IdempotencySpec):
             with answers.reading():
                 found = answers.find(busy)
         except WeblockError as error:
-            return None if error is busy else answer(request, error)
+            return None if error is busy else drive(answer_for(None, request, error, in_thread))
         return _replayed(found) if found else None
 
     def execute(self, request: HttpRequest, view: Callable[[], Any]) -> HttpResponseBase:

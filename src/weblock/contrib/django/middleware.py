@@ -29,7 +29,7 @@ from ...sync import Lease
 from ..kit import methods_of
 from ..kit.guarding import GuardKind
 from . import settings
-from .answers import answer_for, answer_for_refusal
+from .answers import answer_for
 from .database import refuse_split_reads
 from .internals import is_ninja_operation
 from .request import TaskLeases, ThreadLeases, ViewLeases, locks_of_request
@@ -85,9 +85,7 @@ class LockMiddleware:
             error = error.__cause__
         if held:
             error = held.reason_of(error)
-        return drive(
-            answer_for(held.lock_behind(error) if held else None, request, error, in_thread)
-        )
+        return drive(answer_for(held, request, error, in_thread))
 
     def _acquire_in_thread(self, *view: Any) -> HttpResponse | None:
         return drive(self._acquire(*view))
@@ -116,14 +114,11 @@ class LockMiddleware:
             )
         try:
             await held.take_all(wanted, values)
-        except WeblockError as error:
-            if response := await answer_for(held.lock_behind(error), request, error, held.call):
-                return response
-            raise
         except Exception as error:
-            if response := await answer_for_refusal(request, error, held.call):
-                return response
-            raise
+            response = await answer_for(held, request, error, held.call, by_key_function=True)
+            if response is None:
+                raise
+            return response
         held.show(wanted[-1], to_task=iscoroutinefunction(view))
         return None
 
@@ -282,7 +277,7 @@ async def _serve(
         # A view that calls another may give it other values. Key functions see the request alone.
         former, named = outer.values[wanted], wanted.named
         is_same = [*map(values.get, named)] == [*map(former.get, named)]
-        if is_same or keys == await wanted.keys_of(request, values, kind.call):
+        if is_same or keys == await wanted.keys_of(request, values, kind.call, args):
             return await _work(kind, outer, wanted, run)
     held = outer or kind(request)
     together = tuple(each for each in together if each.takes(request.method))
@@ -295,9 +290,10 @@ async def _serve(
         except WeblockError:
             raise
         except Exception as error:
-            if response := await answer_for_refusal(request, error, kind.call):
-                return response
-            raise
+            response = await answer_for(held, request, error, kind.call, by_key_function=True)
+            if response is None:
+                raise
+            return response
         try:
             return await _work(kind, held, wanted, run)
         except Exception as error:
@@ -312,7 +308,7 @@ async def _serve(
             return await held.run(acquire_and_work)
         return held.run(lambda: drive(acquire_and_work()))
     except WeblockError as error:
-        response = await answer_for(held.lock_behind(error), request, error, kind.call)
+        response = await answer_for(held, request, error, kind.call)
         if response is None:
             raise
         return response if outer else held.timed(response)

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, ClassVar, Final, Unpack
 from weakref import WeakSet, ref
 
-from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
@@ -43,7 +42,7 @@ from ..asgi.request import SCOPE_KEY, AsyncRequestLocks
 from ..kit import AHEAD, Book, Patience, RequestLeases, innermost, to_its_end
 from ..kit.guarding import GuardKind
 from ..wsgi.request import ENVIRON_KEY, descriptor_of, in_time, size_of_body
-from .answers import answer
+from .answers import answer_for
 from .database import (
     Guard,
     UntilEnd,
@@ -142,7 +141,7 @@ class ViewLeases(RequestLeases[BaseLease]):
             lease = self.lease_of(its_locks, keys)
         self.request.weblock = lease  # type: ignore[attr-defined]
 
-    def answered(self, response: Any, loss: LeaseLost | None) -> Any:
+    async def answered(self, response: Any, loss: LeaseLost | None) -> Any:
         """Return the response, or another one if the lock was lost before it was made."""
         is_whole = isinstance(
             response, HttpResponseBase
@@ -150,7 +149,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         if loss and not (is_whole and response.status_code >= 500):  # Such a one promises nothing.
             # Whether all work under the request's locks is done; a rule's never is.
             if not self.by_lock.keys() <= self._proven:
-                instead = answer(self.request, loss, self.lock_behind(loss))
+                instead = await answer_for(self, self.request, loss, self.call)
                 if is_whole:
                     close_together(instead, response)
                 response = instead
@@ -178,7 +177,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         self,
         of: Sequence[ViewLock],
         values: Mapping[str, object],
-        given: Iterable[object] = (),
+        given: Sequence[object] = (),
     ) -> None:
         """Acquire what of these the request does not hold yet, and read rows again that were read before.
 
@@ -192,7 +191,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         taken: dict[ViewLock, BaseLease | None] = dict.fromkeys(of)
         try:
             for lock in of:
-                keys = wanted[lock] = await lock.keys_of(self.request, values, call)
+                keys = wanted[lock] = await lock.keys_of(self.request, values, call, given)
                 if keys:
                     each_of.append((lock, self.locks_by_alias[lock.alias], keys))
             if each_of:
@@ -265,13 +264,13 @@ class ThreadLeases(ViewLeases):
             part_of.reset(part)
             self.guard = None
             loss = drive(self.release())
-        return self.answered(response, loss)
+        return drive(self.answered(response, loss))
 
     def acquire(
         self,
         of: Sequence[ViewLock],
         values: Mapping[str, object],
-        given: Iterable[object] = (),
+        given: Sequence[object] = (),
     ) -> None:
         """Acquire, in this thread: see ``take_all``."""
         drive(self.take_all(of, values, given))
@@ -303,9 +302,7 @@ class TaskLeases(ViewLeases):
             finally:
                 self.guard = None
                 loss = await self.release()
-            if loss:  # The answer may be a page, which may use the database.
-                return await sync_to_async(self.answered)(response, loss)
-            return self.answered(response, None)
+            return await self.answered(response, loss)
         finally:
             if not ended.done():
                 ended.set_result(None)

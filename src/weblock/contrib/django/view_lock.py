@@ -10,8 +10,9 @@ import functools
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
@@ -78,11 +79,15 @@ class ViewLock(LockSpec):
         return not (self.methods and method) or method.upper() in self.methods
 
     async def keys_of(
-        self, request: HttpRequest, values: Mapping[str, object], call: Call
+        self,
+        request: HttpRequest,
+        values: Mapping[str, object],
+        call: Call,
+        given: Iterable[object] = (),
     ) -> tuple[CheckedKey, ...]:
         """Return the keys of a request.
 
-        ``values`` are the view's arguments from the URL.
+        ``values`` are the view's arguments from the URL, and ``given`` all of them, once it is called.
 
         Raises ``ConfigurationError`` for a part of the URL that it lacks.
         """
@@ -93,7 +98,7 @@ class ViewLock(LockSpec):
             values = {**values, "object_id": pk}
         made: dict[Any, object] = {}
         if functions := self.functions:
-            with rest_user(request):
+            with rest_user(request, given):
                 for function in functions:
                     made[function] = await call(function, request)
         headers = request.headers  # Servers join the values of one that was sent several times.
@@ -188,7 +193,7 @@ def locks_of(view: Callable[..., Any], method: str | None) -> tuple[ViewLock, ..
     """
     found: dict[ViewLock, None] = {}
     called = [view]
-    while isinstance(called[-1], functools.partial):
+    while isinstance(called[-1], partial):
         called.append(called[-1].func)
     if not inspect.isroutine(called[-1]):
         called.append(type(called[-1]).__call__)
@@ -242,35 +247,32 @@ def is_rest(request: HttpRequest) -> bool:
 
 
 def rest_view(request: HttpRequest) -> Any:
-    """Return the view of REST framework as it is when it begins to authenticate, without running it."""
-    from rest_framework.exceptions import APIException  # Only projects that use it have it.
+    """Return a view of REST framework for the request, as it is before it runs.
 
+    It permits everything, so that ``APIView.initial`` only settles what renderers, handlers and key functions
+    read: the renderer, the version and the user.
+    """
     match = request.resolver_match
     assert match
     made: Any = match.func
-    view = made.cls(**getattr(made, "initkwargs", {}))
+    view = made.cls(**made.initkwargs)
     if actions := getattr(made, "actions", None):
         view.action_map = actions
         for method, action in actions.items():
             setattr(view, method, getattr(view, action))
     view.setup(request, *match.args, **match.kwargs)
-    view.request = view.initialize_request(request, *match.args, **match.kwargs)
-    view.headers = view.default_response_headers
-    view.format_kwarg = view.get_format_suffix(**match.kwargs)
-    negotiated = view.perform_content_negotiation(view.request, force=True)
-    view.request.accepted_renderer, view.request.accepted_media_type = negotiated
-    with suppress(APIException):  # A refusal is readable in any version.
-        version, scheme = view.determine_version(view.request, *match.args, **match.kwargs)
-        view.request.version, view.request.versioning_scheme = version, scheme
+    view.check_permissions = view.check_throttles = lambda _request: None
+    view.perform_content_negotiation = partial(view.perform_content_negotiation, force=True)
     return view
 
 
 @contextmanager
-def rest_user(request: HttpRequest) -> Iterator[None]:
+def rest_user(request: HttpRequest, given: Iterable[object]) -> Iterator[None]:
     """Let key functions read ``request.user`` as a view of REST framework will find it.
 
     Reading it authenticates, and raises what the view's authentication raises. Afterwards the request
-    is as before: the view authenticates again, and would take this user for the one of a session.
+    is as before: the view authenticates again, and would take this user for the one of a session. A view that
+    has begun has a request of its own among what it is ``given``, with its user.
     """
     if not is_rest(request):
         yield
@@ -285,9 +287,19 @@ def rest_user(request: HttpRequest) -> Iterator[None]:
                 delattr(request, name)
 
     def authenticate() -> object:
+        from rest_framework.request import Request  # Only projects that use it have it.
+        from rest_framework.views import APIView
+
         put(before)
         try:
-            return rest_view(request).request.user
+            # By their own types, so that what is lazy is not read.
+            begun: Any = next((each for each in given if issubclass(type(each), Request)), None)
+            if begun is not None:
+                return begun.user
+            view = rest_view(request)
+            own = view.initialize_request(request, *view.args, **view.kwargs)
+            APIView.initial(view, own, *view.args, **view.kwargs)
+            return own.user
         finally:
             put(lazily)
 
