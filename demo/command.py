@@ -1,28 +1,25 @@
-"""The arguments, the terminal, and what an interrupt does."""
+"""The arguments, and what an interrupt does."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 
 from demo.engine import EngineError
-from demo.framework import FRAMEWORKS
 from demo.process import ServerError
+from demo.server import FRAMEWORKS
 from demo.story import tell
 from demo.versions.story import tell as tell_versions
-
-INTERRUPTED: Final = 130
-
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 DESCRIPTION: Final = """\
 A web application that may make at most 3 items breaks that bound in several workers, and keeps it
@@ -39,7 +36,19 @@ def run() -> int:
     logging.getLogger("weblock").setLevel(logging.CRITICAL)  # The demo itself says what went wrong.
     plain = options.no_color or bool(os.environ.get("NO_COLOR"))
     console = Console(force_terminal=False if plain else None, highlight=False)
-    story = _story(console, options)
+    workers, picture = options.workers, options.picture
+    if options.versions:
+        requests = options.requests or 24
+        story = tell_versions(console, requests=requests, replicas=workers, picture=picture)
+    else:
+        story = tell(
+            console,
+            engine=options.engine,
+            framework=FRAMEWORKS[options.framework],
+            requests=options.requests or 12,
+            workers=workers,
+            picture=picture,
+        )
     try:
         return asyncio.run(_until_interrupted(story))
     except (EngineError, ServerError) as error:
@@ -47,54 +56,26 @@ def run() -> int:
         return 2 if isinstance(error, EngineError) else 1
 
 
-def _story(console: Console, options: argparse.Namespace) -> Coroutine[None, None, int]:
-    workers = options.workers
-    if options.versions:
-        requests = options.requests or 24
-        return tell_versions(console, requests=requests, replicas=workers, picture=options.picture)
-    requests = options.requests or 12
-    framework = FRAMEWORKS[options.framework]
-    return tell(
-        console,
-        engine=options.engine,
-        framework=framework,
-        requests=requests,
-        workers=workers,
-        picture=options.picture,
-    )
-
-
-async def _until_interrupted(story: Coroutine[None, None, int]) -> int:
+async def _until_interrupted(story: Coroutine[Any, Any, int]) -> int:
     """Ends the story at its next ``await`` when a signal says so; tidying up is not disturbed."""
-    loop = asyncio.get_running_loop()
-    telling = asyncio.ensure_future(story)
-    interrupted = False
+    loop, telling = asyncio.get_running_loop(), asyncio.ensure_future(story)
 
-    def interrupt() -> None:
-        nonlocal interrupted
-        interrupted = True
-        ignore()
-        telling.cancel()
+    def handle(action: Any) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(each, action)
 
-    def ignore() -> None:
-        # Between the two calls, another signal would find Python's own handler.
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        for each in SIGNALS:
-            loop.remove_signal_handler(each)
-            signal.signal(each, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    def interrupt(*_: object) -> None:
+        handle(signal.SIG_IGN)
+        loop.call_soon_threadsafe(telling.cancel)
 
-    for each in SIGNALS:
-        loop.add_signal_handler(each, interrupt)
+    handle(interrupt)
     try:
         return await telling
     except asyncio.CancelledError:
-        if not interrupted:
-            raise
         print("Interrupted: the servers are stopped, nothing is left behind.", file=sys.stderr)
-        return INTERRUPTED
+        return 130
     finally:
-        ignore()
+        handle(signal.SIG_IGN)
 
 
 def _arguments() -> argparse.Namespace:
@@ -106,7 +87,7 @@ def _arguments() -> argparse.Namespace:
         default="file://",
         metavar="URL",
         help="where the locks are: file:// (this machine, the default), redis://host:port or the like,"
-        " or just redis, valkey or postgresql, which starts a server for the demo",
+        " or just redis, which starts a server for the demo",
     )
     parser.add_argument(
         "--framework",
@@ -140,14 +121,17 @@ def _arguments() -> argparse.Namespace:
         "--picture",
         type=Path,
         metavar="FILE",
-        help="also draw the timelines into this SVG file",
+        help="also draw the timelines into this SVG file; this needs matplotlib",
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.picture and not importlib.util.find_spec("matplotlib"):
+        parser.error(f"--picture needs matplotlib: {sys.executable} -m pip install matplotlib")
+    return options
 
 
 def _number(least: int, most: int) -> Callable[[str], int]:
     def number(text: str) -> int:
-        if not (text.isascii() and text.isdecimal()) or not least <= int(text[:9]) <= most:
+        if not text.isdecimal() or not least <= int(text[:9]) <= most:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {most}")
         return int(text)
 

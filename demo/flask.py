@@ -8,20 +8,16 @@
 from __future__ import annotations
 
 import os
-import sqlite3
-import time
-from contextlib import closing
-from typing import Final
+from typing import Any
 
 from flask import Flask, request
 
-from demo.trace import section
+from demo.shop import WORK, LimitReached, add_item, open_shop
 from weblock.contrib.flask import WebLock
 
-BOUND: Final = 3
-DATABASE = os.environ.get("DEMO_DATABASE", "items.sqlite3")
 LOCKED = os.environ.get("DEMO_LOCK", "on") == "on"
 
+open_shop()
 app = Flask(__name__)
 locks = WebLock(
     app,
@@ -30,22 +26,13 @@ locks = WebLock(
     ttl=float(os.environ.get("DEMO_TTL", "10")),
 )
 
-with closing(sqlite3.connect(DATABASE, timeout=30)) as database:
-    database.execute("CREATE TABLE IF NOT EXISTS item (id INTEGER PRIMARY KEY)")
 
-
-def create_item() -> tuple[dict[str, object], int]:
-    """Makes an item, unless there are three already."""
-    with section(), closing(sqlite3.connect(DATABASE, timeout=30)) as database:
-        (count,) = database.execute("SELECT count(*) FROM item").fetchone()
-        if count >= BOUND:
-            return {"detail": f"limit reached: {BOUND} items"}, 422
-        # Some work: a payment, a call to another service.
-        time.sleep(float(request.args.get("work", "0.15")))
-        added = database.execute("INSERT INTO item DEFAULT VALUES RETURNING id")
-        (item,) = added.fetchone()
-        database.commit()
-        return {"item": item}, 201
+def create_item() -> tuple[dict[str, Any], int]:
+    """Count the items, work, and add one, unless there are three already."""
+    try:
+        return add_item(float(request.args.get("work", WORK))), 201
+    except LimitReached as error:
+        return {"detail": str(error)}, 422
 
 
 view = locks.lock("create_item")(create_item) if LOCKED else create_item

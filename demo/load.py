@@ -1,8 +1,10 @@
-"""The clients: requests that come at once, each on a connection of its own."""
+"""The clients: requests that go to the workers in turn, as a load balancer deals them."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import httpx
@@ -10,6 +12,14 @@ import httpx
 SPREAD: Final = 0.06
 """Seconds over which they come, less than one request's work: so they queue in about the order in
 which they are dealt to the workers, and the picture shows the lock go from one to the other."""
+
+
+class Request(NamedTuple):
+    """One request: seconds from the start, and what it asks for."""
+
+    at: float
+    work: float | None = None
+    """Seconds, if not as many as the application takes by itself."""
 
 
 class Answer(NamedTuple):
@@ -21,16 +31,29 @@ class Answer(NamedTuple):
     """What a program reads from a problem: ``lock_timeout``, say."""
 
 
-def client(url: str) -> httpx.AsyncClient:
-    """A client that uses no connection twice, so that every worker gets its share."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(base_url=url, timeout=60, limits=limits, trust_env=False)
+def at_once(requests: int) -> list[Request]:
+    """Requests that are all at work at the same time, if nothing keeps them apart."""
+    return [Request(SPREAD * number / requests) for number in range(requests)]
 
 
-async def create_item(clients: httpx.AsyncClient, path: str = "/items", **params: float) -> Answer:
-    """Asks for one item."""
+async def ask(
+    urls: Sequence[str], requests: Iterable[Request], *, path: str = "/items"
+) -> list[Answer]:
+    """Ask for items; what all were told."""
+    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(), trust_env=False) as client:
+        return await asyncio.gather(
+            *(
+                _ask(client, url + path, request)
+                for url, request in zip(itertools.cycle(urls), requests, strict=False)
+            )
+        )
+
+
+async def _ask(client: httpx.AsyncClient, url: str, request: Request) -> Answer:
+    await asyncio.sleep(request.at)
     try:
-        response = await clients.post(path, params=params)
+        params = {} if request.work is None else {"work": request.work}
+        response = await client.post(url, params=params)
     except httpx.HTTPError as error:
         return Answer(0, f"no answer: {type(error).__name__}")
     if response.status_code == 201:
@@ -39,12 +62,3 @@ async def create_item(clients: httpx.AsyncClient, path: str = "/items", **params
         return Answer(response.status_code, response.text)
     problem = response.json()
     return Answer(response.status_code, str(problem["detail"]), problem.get("code", ""))
-
-
-async def create_items(clients: httpx.AsyncClient, requests: int) -> list[asyncio.Task[Answer]]:
-    """Asks for many items: all at work at the same time, and none waited for here."""
-    asked = []
-    for _ in range(requests):
-        asked.append(asyncio.create_task(create_item(clients)))
-        await asyncio.sleep(SPREAD / requests)
-    return asked

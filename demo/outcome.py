@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from demo.engine import Engine
 from demo.load import Answer
-from demo.timeline import Death
+from demo.shop import BOUND
 from demo.trace import Section, most_at_once, overlaps_of
 
-BOUND: Final = 3
-
-WORK: Final = 0.15
-"""Seconds that a request works before it adds an item; the application's default."""
-
-AT_ONCE: Final = 2.0
+IN_TIME: Final = 2.0
 """Seconds. It is some hundredths where the machine has time."""
 
 
@@ -24,10 +20,15 @@ AT_ONCE: Final = 2.0
 class Run:
     """What became of many requests at once."""
 
-    answers: list[Answer]
+    answers: Sequence[Answer]
     items: int
     sections: list[Section]
     workers: list[int]
+
+    @property
+    def told(self) -> Counter[int]:
+        """How often each status was answered."""
+        return Counter(answer.status for answer in self.answers)
 
     @property
     def at_once(self) -> int:
@@ -45,56 +46,53 @@ class Run:
         return len({each.worker for each in self.sections})
 
     @property
-    def across(self) -> bool:
-        """Whether it says anything about more than one process."""
-        return self.took_part > 1
-
-    @property
     def raced(self) -> bool:
-        """Whether the bound was broken, with several workers taking part."""
-        return self.items > BOUND and self.at_once > 1 and self.across
+        """Whether two were inside at once, and the bound was broken, in several workers."""
+        return self.items > BOUND and self.at_once > 1 and self.took_part > 1
 
     @property
     def held(self) -> bool:
         """Whether just as many as may be were made, one by one, and all others told that not."""
-        told = Counter(answer.status for answer in self.answers)
-        refused = told[422] + sum(answer.code == "lock_timeout" for answer in self.answers)
+        refused = self.told[422] + sum(each.code == "lock_timeout" for each in self.answers)
         return (
-            self.items == told[201] == BOUND
+            self.items == self.told[201] == BOUND
             and self.at_once == 1
-            and told[201] + refused == len(self.answers)
+            and self.told[201] + refused == len(self.answers)
         )
+
+    @property
+    def lost(self) -> bool:
+        """Whether any holder learned that its lease was lost."""
+        return any(answer.code == "lease_lost" for answer in self.answers)
 
 
 @dataclass(frozen=True)
 class Takeover:
     """What became of requests that waited for a worker that was killed inside the lock."""
 
-    death: Death
-    answers: list[Answer]
-    items: int
-    sections: list[Section]
-    workers: list[int]
+    run: Run
     engine: Engine
+    died: float
+    """When, by the clock of the sections; the section of the first worker ends there."""
 
     @property
     def next(self) -> Section | None:
         """The first section after the death."""
-        return next((each for each in self.sections if each.enter > self.death.at), None)
-
-    @property
-    def after(self) -> float:
-        """Seconds from the death to the next section."""
-        return self.next.enter - self.death.at if self.next else float("inf")
+        return next((each for each in self.run.sections if each.enter > self.died), None)
 
     @property
     def first(self) -> Answer | None:
         """What the one was told that made the first item."""
-        return min((each for each in self.answers if each.status == 201), default=None)
+        return min((each for each in self.run.answers if each.status == 201), default=None)
+
+    @property
+    def after(self) -> float:
+        """Seconds from the death to the next section."""
+        return self.next.enter - self.died if self.next else float("inf")
 
     @property
     def succeeded(self) -> bool:
         """Whether a request went on in time, but not before, and the bound was kept."""
-        limit = AT_ONCE if self.engine.sees_deaths else self.engine.ttl + AT_ONCE
-        inside = most_at_once([self.death.cut(each) for each in self.sections])
-        return self.after < limit and inside == 1 and bool(self.first) and self.items <= BOUND
+        limit = IN_TIME if self.engine.sees_deaths else self.engine.ttl + IN_TIME
+        run = self.run
+        return self.after < limit and run.at_once == 1 and bool(self.first) and run.items <= BOUND

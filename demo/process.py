@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -48,34 +47,22 @@ class Process:
 
 @contextmanager
 def running(
-    what: str,
-    command: list[str],
-    log: Path,
-    environment: dict[str, str] | None = None,
-    *,
-    user: int | None = None,
-    end: signal.Signals = signal.SIGKILL,
+    what: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
 ) -> Iterator[Process]:
-    """Runs a command while the block lasts; then it is killed, for it has nothing to save.
-
-    ``user`` is the number of the user that it runs as, if not ours; ``end`` the signal that ends it.
-    """
+    """Runs a command while the block lasts; then it is killed, for it has nothing to save."""
     with (
         log.open("wb") as output,
         subprocess.Popen(
             command,
             cwd=Path(__file__).parents[1],
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            user=user,
-            group=user,
-            extra_groups=None if user is None else [],
             start_new_session=True,  # Ctrl-C is for the demo alone, which then ends all in order.
         ) as process,
     ):
         try:
             yield Process(what, process, log)
         finally:
-            process.send_signal(end)
+            process.kill()

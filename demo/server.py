@@ -1,38 +1,64 @@
-"""The application as several servers, each with a port of its own, behind one address."""
+"""The application in several workers, each a server with a port of its own."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from demo.balancer import balancing
-from demo.engine import Engine
-from demo.framework import Framework
 from demo.process import running
 from demo.trace import TRACE
 
-RUNNING: Final = r"[Rr]unning on http://127\.0\.0\.1:(\d+)"
+_RUNNING: Final = r"[Rr]unning on (http://127\.0\.0\.1:\d+)"
+_UVICORN: Final = "uvicorn --no-access-log --port 0 --workers 1"
+
+
+class Framework(NamedTuple):
+    """How the application is run, and the line in it that is the lock."""
+
+    name: str
+    command: str
+    """A module, and its arguments."""
+    file: str
+    line: str
+
+
+FRAMEWORKS: Final = {
+    "fastapi": Framework(
+        "FastAPI", f"{_UVICORN} demo.app:app", "demo/app.py", 'Depends(lock("create_item"))'
+    ),
+    "django": Framework(
+        "Django", f"{_UVICORN} demo.django:application", "demo/django.py", 'lock("create_item")'
+    ),
+    "flask": Framework(
+        "Flask",
+        "flask --app demo.flask run --port 0 --no-reload",
+        "demo/flask.py",
+        'locks.lock("create_item")',
+    ),
+}
+"""The same application, with the same lock."""
+
+VERSIONS_COMMAND: Final = f"{_UVICORN} demo.versions.app:app"
 
 
 @dataclass(frozen=True)
 class Application:
-    """The running application: its address, its workers, and what they share."""
+    """The running application: its workers, and what they share."""
 
-    url: str
+    urls: list[str]
     workers: list[int]
     database: Path
     trace: Path
 
-    def start_anew(self, *, items: int = 0) -> None:
-        """Forgets what the workers noted, and all items; so many of them are made anew."""
+    def start_anew(self) -> None:
+        """Forgets what the workers noted, and all items."""
         with closing(sqlite3.connect(self.database, timeout=30)) as database:
             database.execute("DELETE FROM item")
-            for _ in range(items):
-                database.execute("INSERT INTO item DEFAULT VALUES")
             database.commit()
         self.trace.write_text("")
 
@@ -45,31 +71,18 @@ class Application:
 
 @asynccontextmanager
 async def serving(
-    directory: Path,
-    engine: Engine,
-    framework: Framework,
-    *,
-    workers: int,
-    locked: bool,
+    directory: Path, command: str, environment: Mapping[str, str], *, workers: int
 ) -> AsyncIterator[Application]:
     """Runs the application while the block lasts. Raises ``ServerError`` if it does not start."""
-    environment = {
-        "DEMO_DATABASE": str(directory / "items.sqlite3"),
-        "DEMO_ENGINE": engine.url,
-        "DEMO_LOCK": "on" if locked else "off",
-        "DEMO_NAMESPACE": engine.namespace,
-        "DEMO_TTL": str(engine.ttl),
-        TRACE: str(directory / "trace.jsonl"),
-    }
-    command = [*framework.command]
+    database, trace = directory / "items.sqlite3", directory / "trace.jsonl"
+    own = {**environment, "DEMO_DATABASE": str(database), TRACE: str(trace)}
+    words = [sys.executable, "-m", *command.split()]
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
-                running("the application", command, directory / f"worker-{number}.log", environment)
+                running("the application", words, directory / f"worker-{number}.log", own)
             )
             for number in range(workers)
         ]
-        ports = [int((await each.until_it_says(RUNNING))[1]) for each in servers]
-        async with balancing(ports) as url:
-            database, trace = (Path(environment[name]) for name in ("DEMO_DATABASE", TRACE))
-            yield Application(url, [each.pid for each in servers], database, trace)
+        urls = [(await each.until_it_says(_RUNNING))[1] for each in servers]
+        yield Application(urls, [each.pid for each in servers], database, trace)

@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import time
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,15 +15,13 @@ from rich.console import Console
 
 from demo import report, trace
 from demo.engine import Engine, engine_for
-from demo.framework import Framework
-from demo.load import Answer, client, create_item, create_items
+from demo.load import Request, ask, at_once
 from demo.outcome import Run, Takeover
 from demo.process import ServerError
-from demo.server import Application, serving
-from demo.timeline import Death
+from demo.server import Application, Framework, serving
 
 ATTEMPTS: Final = 4
-"""How often the race is looked for: on a busy machine, the requests may come one by one."""
+"""How often a race is looked for: on a busy machine, requests may come one by one."""
 
 IN_VAIN: Final = 0.5
 """Seconds for which they wait in vain before it is killed."""
@@ -49,60 +47,61 @@ async def tell(
         directory = Path(name)
         async with engine_for(engine, directory) as opened:
             report.introduce(console, opened, framework, requests, workers)
-            serve = partial(serving, directory, opened, framework, workers=workers)
+            environment = {
+                "DEMO_ENGINE": opened.url,
+                "DEMO_NAMESPACE": opened.namespace,
+                "DEMO_TTL": str(opened.ttl),
+            }
+            command, unlocked = framework.command, {**environment, "DEMO_LOCK": "off"}
             status.update("1 of 3: without the lock ...")
-            async with serve(locked=False) as application:
-                without = await run_until_it_races(application, requests)
+            async with serving(directory, command, unlocked, workers=workers) as application:
+                without = await run_until(lambda run: run.raced, application, at_once(requests))
             status.update("2 of 3: with the lock ...")
-            async with serve(locked=True) as application:
-                locked = await run(application, requests)
+            async with serving(directory, command, environment, workers=workers) as application:
+                locked = await run(application, at_once(requests))
                 report.compare(console, without, locked)
                 if picture:
-                    report.draw_picture(console, without, locked, picture)
+                    report.draw(console, without, locked, picture)
                 status.update("3 of 3: a worker dies while it holds the lock ...")
-                takeover = await kill_theholder_of(application, opened)
+                takeover = await kill_a_holder(application, opened)
                 report.show_takeover(console, takeover)
     return report.verdict(console, framework, without, locked, takeover)
 
 
-async def run_until_it_races(application: Application, requests: int) -> Run:
-    """The first run that races, or the last that was tried."""
+async def run_until(
+    shows: Callable[[Run], bool],
+    application: Application,
+    requests: Sequence[Request],
+    path: str = "/items",
+) -> Run:
+    """The first run that shows what it is to show, or the last that was tried."""
     for _ in range(ATTEMPTS):
-        tried = await run(application, requests)
-        if tried.raced:
+        tried = await run(application, requests, path)
+        if shows(tried):
             break
     return tried
 
 
-async def run(application: Application, requests: int) -> Run:
-    """Many requests at once, to an application that has no items."""
+async def run(application: Application, requests: Sequence[Request], path: str = "/items") -> Run:
+    """Some requests to an application that has no items."""
     application.start_anew()
-    async with client(application.url) as clients:
-        answers = await asyncio.gather(*await create_items(clients, requests))
+    answers = await ask(application.urls, requests, path=path)
     return Run(answers, application.items(), trace.read(application.trace), application.workers)
 
 
-async def kill_theholder_of(application: Application, engine: Engine) -> Takeover:
-    """Kills the worker that is inside the lock, while other requests wait for it."""
+async def kill_a_holder(application: Application, engine: Engine) -> Takeover:
+    """Kills the first worker while it is inside the lock, and the others wait for it."""
     application.start_anew()
-    async with client(application.url) as clients:
-        doomed = asyncio.create_task(create_item(clients, work=60))
-        holder = await holder_of(application, doomed)
-        # The next connections go to the other workers, one to each.
-        waiting = await create_items(clients, len(application.workers) - 1)
-        await asyncio.wait(waiting, timeout=IN_VAIN)
-        death = Death(holder, time.monotonic())
-        os.kill(holder, signal.SIGKILL)
-        answers = await asyncio.gather(*waiting)
-        await doomed
-    items, sections = application.items(), trace.read(application.trace)
-    return Takeover(death, answers, items, sections, application.workers, engine)
-
-
-async def holder_of(application: Application, doomed: asyncio.Task[Answer]) -> int:
-    """The worker that is at work on the request."""
-    while not doomed.done():
-        for section in trace.read(application.trace):
-            return section.worker
+    workers, (url, *others) = application.workers, application.urls
+    doomed = asyncio.create_task(ask([url], [Request(0, work=60)]))
+    while not trace.read(application.trace):
+        if doomed.done():
+            raise ServerError(f"the application did not take up its work: {doomed.result()}")
         await asyncio.sleep(0.01)
-    raise ServerError(f"the application did not take up its work: {await doomed}")
+    waiting = asyncio.create_task(ask(others, at_once(len(others))))
+    await asyncio.wait([waiting], timeout=IN_VAIN)
+    died = time.monotonic()
+    os.kill(workers[0], signal.SIGKILL)
+    answers, _ = await asyncio.gather(waiting, doomed)
+    sections = trace.read(application.trace, until=died)
+    return Takeover(Run(answers, application.items(), sections, workers), engine, died)

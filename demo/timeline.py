@@ -3,112 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
+from demo.outcome import Run
 from demo.trace import Section, most_at_once
 
-TOGETHER = "together"
 
-
-class Death(NamedTuple):
-    """The end of a worker, by the clock of its sections."""
-
-    worker: int
-    at: float
-
-    def cut(self, section: Section) -> Section:
-        """The section, ended by the death of the worker that never left it."""
-        if section.worker == self.worker and section.leave is None:
-            return section._replace(leave=self.at)
-        return section
-
-
-class Marks(NamedTuple):
-    """The characters that the picture is made of."""
-
-    nobody: str
-    one: str
-    death: str
-
-
-UNICODE = Marks("·", "█", "✗")
-ASCII = Marks(".", "#", "x")
-
-
-def draw(
-    sections: Sequence[Section],
-    workers: Sequence[int],
-    width: int,
-    *,
-    death: Death | None = None,
-    marks: Marks = UNICODE,
-) -> Text:
+def draw(console: Console, run: Run, *, died: float | None = None) -> Table | str:
     """Each cell shows how many sections the worker was in: a block for one, else a number.
 
-    The last row counts those of all workers together: more than one is the race.
+    The last row counts those of all workers together: more than one is the race. The first worker
+    may have ``died``.
     """
-    if not sections:
-        return Text("no critical section was entered")
-    start = min(each.enter for each in sections)
-    end = max(each.leave or each.enter for each in sections)
-    labels = {worker: f"worker {worker}" for worker in workers}
-    margin = max(map(len, [*labels.values(), TOGETHER])) + 2
-    axis = _Axis(start, end, cells=max(20, width - margin - 2))
+    if not run.sections:
+        return "no critical section was entered"
+    one, nobody, death = _marks(console)
+    start, end = run.sections[0].enter, max(each.leave for each in run.sections)
+    cells = max(20, console.width - 19)
+    step = (end - start) / cells or 1.0
 
-    picture = Text()
-    for worker, label in labels.items():
-        row = _row(axis, [each for each in sections if each.worker == worker], marks)
-        if death and death.worker == worker:
-            row[axis.cell(death.at)] = marks.death, "bold red"
-        picture.append(f"{label:>{margin}} ", "dim").append_tokens(row).append("\n")
-    picture.append(f"{TOGETHER:>{margin}} ", "bold")
-    picture.append_tokens(_row(axis, sections, marks)).append("\n")
-    picture.append(f"{'':{margin}} 0 s{f'{end - start:.2f} s':>{axis.cells - 3}}", "dim")
-    return picture
+    def row(sections: Sequence[Section]) -> Text:
+        text = Text()
+        for number in range(cells):
+            since = start + number * step
+            until = since + step
+            here = [each for each in sections if each.enter < until and since <= each.leave]
+            count = most_at_once(here)
+            if died and since <= died < until and sections is first:
+                text.append(death, "bold red")
+            elif count > 1:
+                text.append(str(count) if count < 10 else "+", "bold red")
+            else:
+                text.append(*((one, "green") if count else (nobody, "dim")))
+        return text
+
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right", width=16)
+    of_workers = [[each for each in run.sections if each.worker == pid] for pid in run.workers]
+    first = of_workers[0]
+    for pid, sections in zip(run.workers, of_workers, strict=True):
+        table.add_row(Text(f"worker {pid}", "dim"), row(sections))
+    table.add_row(Text("together", "bold"), row(run.sections))
+    table.add_row("", Text(f"0 s{f'{end - start:.2f} s':>{cells - 3}}", "dim"))
+    return table
 
 
-def legend(marks: Marks) -> Text:
+def legend(console: Console) -> Text:
     """What the characters mean, which fits into 80 columns."""
+    one, nobody, _ = _marks(console)
     return Text.assemble(
-        (marks.one, "green"), " one request is inside   ",
+        "  ", (one, "green"), " one request is inside   ",
         ("2", "red"), " to ", ("9", "red"), " that many at once, ", ("+", "red"), " more   ",
-        (marks.nobody, "dim"), " none",
+        (nobody, "dim"), " none",
     )  # fmt: skip
 
 
-class _Axis(NamedTuple):
-    """The time from left to right; the last cell begins when the last section ends."""
-
-    start: float
-    end: float
-    cells: int
-
-    @property
-    def step(self) -> float:
-        return (self.end - self.start) / (self.cells - 1) or 1.0
-
-    def cell(self, at: float) -> int:
-        return min(self.cells - 1, max(0, int((at - self.start) / self.step)))
-
-    def counts(self, sections: Sequence[Section]) -> list[int]:
-        """For each cell, how many sections it saw at once, at most."""
-        seen: list[list[Section]] = [[] for _ in range(self.cells)]
-        for each in sections:
-            last = self.cell(self.end if each.leave is None else each.leave)
-            for cell in seen[self.cell(each.enter) : last + 1]:
-                cell.append(each)
-        return [most_at_once(cell) for cell in seen]
-
-
-def _row(axis: _Axis, sections: Sequence[Section], marks: Marks) -> list[tuple[str, str]]:
-    return [_cell(count, marks) for count in axis.counts(sections)]
-
-
-def _cell(count: int, marks: Marks) -> tuple[str, str]:
-    if count == 0:
-        return marks.nobody, "dim"
-    if count == 1:
-        return marks.one, "green"
-    return (str(count) if count < 10 else "+"), "bold red"
+def _marks(console: Console) -> tuple[str, str, str]:
+    return ("█", "·", "✗") if console.encoding.startswith("utf") else ("#", ".", "x")

@@ -1,7 +1,8 @@
-"""When each worker was inside its critical section, for the time line."""
+"""When each worker was inside its critical section, for the timelines."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -15,11 +16,16 @@ TRACE = "DEMO_TRACE"
 
 
 class Section(NamedTuple):
-    """One pass through the critical section, by the machine's clock; ``leave`` is None inside."""
+    """One pass through the critical section, by the machine's clock."""
 
     worker: int
     enter: float
-    leave: float | None
+    leave: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.leave - self.enter
 
 
 @contextmanager
@@ -33,15 +39,19 @@ def section() -> Iterator[None]:
         _append(name, "leave")
 
 
-def read(path: Path) -> list[Section]:
-    """All sections so far, in the order in which they were entered."""
+def read(path: Path, *, until: float | None = None) -> list[Section]:
+    """All sections, in the order in which they were entered.
+
+    Those that have not been left last until now, or ``until`` then.
+    """
+    until = until or time.monotonic()
     sections: dict[str, Section] = {}
     for line in path.read_text().splitlines(keepends=True):
         if not line.endswith("\n"):
             continue  # It is being written at this moment.
         name, event, worker, at = json.loads(line)
         if event == "enter":
-            sections[name] = Section(worker, at, None)
+            sections[name] = Section(worker, at, until)
         else:
             sections[name] = sections[name]._replace(leave=at)
     return sorted(sections.values(), key=lambda each: each.enter)
@@ -49,23 +59,13 @@ def read(path: Path) -> list[Section]:
 
 def most_at_once(sections: Sequence[Section]) -> int:
     """How many sections overlapped, at most."""
-    steps = [(each.enter, 1) for each in sections]
-    steps += [(each.leave, -1) for each in sections if each.leave is not None]
-    inside = most = 0
-    for _, step in sorted(steps):
-        inside += step
-        most = max(most, inside)
-    return most
+    steps = [(each.enter, 1) for each in sections] + [(each.leave, -1) for each in sections]
+    return max(itertools.accumulate(step for _, step in sorted(steps)), default=0)
 
 
 def overlaps_of(sections: Sequence[Section]) -> int:
     """How many pairs of sections were running at the same time."""
-    spans = [(each.enter, each.leave or float("inf")) for each in sections]
-    return sum(
-        later[0] < earlier[1]
-        for number, earlier in enumerate(spans)
-        for later in spans[number + 1 :]
-    )
+    return sum(later.enter < one.leave for one, later in itertools.combinations(sections, 2))
 
 
 def _append(name: str, event: str) -> None:

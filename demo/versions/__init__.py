@@ -1,15 +1,17 @@
 """The bounded create in five versions, as articles walk through them, and in one line of weblock.
 
 Each is a module that can be read by itself: ``none``, ``get_then_set``, ``set_nx``, ``redlock``,
-``careful_redlock`` and ``one_line``. All run in the same replicas, behind the same load balancer, on
-the same Redis servers, and get the same requests.
+``careful_redlock`` and ``one_line``. All run in the same replicas, on the same Redis servers, and get
+the same requests.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Final, NamedTuple
 
-BOUND: Final = 3
+SERVERS: Final = os.environ.get("DEMO_SERVERS", "redis://127.0.0.1:6379").split(",")
+"""The Redis servers. Who wants just one takes the first."""
 
 TTL: Final = 1.0
 """Seconds that every version's lock lasts. Articles take 10, and nobody wants to watch for so long."""

@@ -3,8 +3,8 @@
 from fastapi import APIRouter, HTTPException
 from redis import Redis
 
-from demo.versions import TTL
-from demo.versions.shop import SERVERS, add_item
+from demo.shop import add_item
+from demo.versions import SERVERS, TTL
 
 router = APIRouter()
 redis = Redis.from_url(SERVERS[0])

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from demo.versions.shop import add_item
+from demo.shop import add_item
 
 router = APIRouter()
 

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Depends
 
-from demo.versions.shop import add_item
+from demo.shop import add_item
 from weblock.contrib.fastapi import lock
 
 router = APIRouter()

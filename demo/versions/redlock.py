@@ -5,8 +5,8 @@ import secrets
 from fastapi import APIRouter, HTTPException
 from redis import Redis, RedisError
 
-from demo.versions import TTL
-from demo.versions.shop import SERVERS, add_item
+from demo.shop import add_item
+from demo.versions import SERVERS, TTL
 
 router = APIRouter()
 servers = [Redis.from_url(url, socket_timeout=0.2) for url in SERVERS]

@@ -110,7 +110,6 @@ def workers_starting(demo: Demo) -> bool:
         ("file", "fastapi"),
         ("redis", "django"),
         pytest.param("file", "flask", marks=LONG),
-        pytest.param("postgresql", "fastapi", marks=LONG),
     ],
 )
 def test_it_shows_the_race_and_its_end(

@@ -1,4 +1,4 @@
-"""What all versions have in common: at most three items, and an item takes some work."""
+"""What all applications of the demo have in common: at most three items, and an item takes work."""
 
 from __future__ import annotations
 
@@ -8,30 +8,36 @@ import time
 from contextlib import closing
 from typing import Final
 
-from fastapi import HTTPException
-
 from demo.trace import section
-from demo.versions import BOUND
+
+BOUND: Final = 3
+
+WORK: Final = 0.15
+"""Seconds that a request works before it adds an item, unless it says otherwise."""
 
 DATABASE: Final = os.environ.get("DEMO_DATABASE", "items.sqlite3")
 
-SERVERS: Final = os.environ.get("DEMO_SERVERS", "redis://127.0.0.1:6379").split(",")
-"""The Redis servers. Who wants just one takes the first."""
+
+class LimitReached(Exception):
+    """There are as many items as there may be."""
+
+    def __init__(self) -> None:
+        super().__init__(f"limit reached: {BOUND} items")
 
 
 def open_shop() -> None:
-    """Makes the table, unless another replica has."""
+    """Makes the table, unless another worker has."""
     with closing(sqlite3.connect(DATABASE, timeout=30)) as database:
         database.execute("CREATE TABLE IF NOT EXISTS item (id INTEGER PRIMARY KEY)")
 
 
 def add_item(work: float) -> dict[str, int]:
-    """The critical section: makes an item, unless there are three already."""
+    """The critical section: makes an item, unless there are three. Raises ``LimitReached``."""
     with section(), closing(sqlite3.connect(DATABASE, timeout=30)) as database:
         (count,) = database.execute("SELECT count(*) FROM item").fetchone()
         if count >= BOUND:
-            raise HTTPException(400, f"cannot create more than {BOUND} items")
-        time.sleep(work)
+            raise LimitReached
+        time.sleep(work)  # Some work: a payment, a call to another service.
         added = database.execute("INSERT INTO item DEFAULT VALUES RETURNING id")
         (item,) = added.fetchone()
         database.commit()
