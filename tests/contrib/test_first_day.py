@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from functools import partial
 from typing import Annotated, Any
 
 import pytest
@@ -12,7 +13,7 @@ from pydantic import BaseModel
 
 from tests.support.http import client_of
 from weblock import AsyncLease, AsyncLocks, ConfigurationError, Lease, Locks
-from weblock.contrib import flask, wsgi
+from weblock.contrib import celery, flask, wsgi
 from weblock.contrib.asgi import LockMiddleware, RequestLease
 from weblock.contrib.fastapi import LockDependency, guarded, install, lock
 from weblock.contrib.status import StatusPage
@@ -50,6 +51,16 @@ async def depends_lock(lease: Annotated[AsyncLease, Depends(lock)]) -> None:
         (lambda: install(FastAPI, "memory://"), "given <class .*once, with the application"),
         (lambda: install(FastAPI(), url="redis://h"), r"no option 'url': .*\(app, \"redis://"),
         (lambda: LockMiddleware(nothing, url="redis://h"), r"no option 'url': .*\(app, \"redis://"),
+        *(
+            (partial(adapter, *app, engine="memory://"), r"no option 'engine': .*locks=")
+            for adapter, *app in (
+                (install, FastAPI()),
+                (LockMiddleware, nothing),
+                (wsgi.LockMiddleware, nothing),
+                (flask.WebLock, Flask(__name__)),
+                (celery.WebLock,),
+            )
+        ),
         (lambda: install(FastAPI(), Client()), r"test_first_day\.Client .*from_client\(client\)"),
         (
             lambda: LockMiddleware(nothing, Client()),
@@ -65,6 +76,7 @@ async def depends_lock(lease: Annotated[AsyncLease, Depends(lock)]) -> None:
         "class",
         "url=",
         "url= in middleware",
+        *(f"engine= in {each}" for each in ("install", "middleware", "WSGI", "Flask", "Celery")),
         "client",
         "client for rules",
     ],

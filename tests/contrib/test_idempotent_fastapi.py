@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import httpx
 import pytest
 from fastapi import (
+    APIRouter,
     BackgroundTasks,
     Depends,
     FastAPI,
@@ -36,6 +37,7 @@ from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, ConfigurationError
 from weblock.contrib.fastapi import idempotent, install, lock, request_locks
 from weblock.contrib.fastapi.installation import locked_in
+from weblock.contrib.kit import BodyDigest
 from weblock.contrib.sqlalchemy import answer_table, guard
 from weblock.events import Repeated
 
@@ -304,6 +306,27 @@ async def test_a_body_is_compared_whatever_has_read_it(shop, reads, content_type
     for other in ((b"--b x --", b"b z"), (b"--b x --b y--b",), (b"--b x",), ()):
         assert (await post(*other)).status_code == 422
     assert shop.ran == ["/orders"]
+
+
+@pytest.mark.parametrize("shop", ["sqlite-def"], indirect=True)
+async def test_bodies_of_other_routes_are_not_digested(shop, monkeypatch):
+    """Only an idempotent route compares bodies: a large upload to another one costs nothing more."""
+    digested: list[bytes] = []
+    monkeypatch.setattr(BodyDigest, "add", lambda _self, piece: digested.append(piece))
+
+    async def read(request: Request) -> int:
+        return len(await request.body())
+
+    shop.add("/orders", order)
+    router = APIRouter(prefix="/included")
+    router.post("/files")(read)
+    shop.app.include_router(router)
+    shop.app.post("/files")(read)
+    for path in ("/files", "/included/files"):
+        assert (await shop.post(path, content=b"12345")).json() == 5
+    assert digested == []
+    await shop.post("/orders", content=b"12345")
+    assert b"12345" in digested
 
 
 @pytest.mark.parametrize("shop", ["sqlite-def"], indirect=True)

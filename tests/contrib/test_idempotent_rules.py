@@ -23,6 +23,7 @@ from weblock import AsyncLocks, ConfigurationError, Locks
 from weblock._adapting import KeptTexts
 from weblock._runtime.runtimes import drive
 from weblock.contrib import asgi, wsgi
+from weblock.contrib.kit.once import KeptAnswers
 from weblock.events import Repeated
 
 RULE: dict[str, Any] = {"path": "/orders", "methods": ["POST"]}
@@ -258,6 +259,25 @@ async def test_a_stream_that_its_client_leaves_is_not_kept(kind, opened, caplog)
     (said,) = [each for each in caplog.messages if "before it was complete" in each]
     assert said.startswith("the answer to POST /orders was not stored")
     assert (await shop.order(b"")).text == "order 2"
+
+
+async def test_an_answer_of_another_format_is_left_as_it_is(opened, url, caplog):
+    """Its request is refused, and the list of answers says that it is not in it."""
+    shop = opened()
+    await shop.order()
+    with Locks.from_url(url) as locks:
+        texts = KeptTexts(locks, "this test")
+        ((key, text),) = drive(texts.all(9))
+        kept = json.loads(text)
+        other = json.dumps({"format": 2, "answer": "?"})
+        with locks.hold(key) as lease:
+            drive(texts.keep(lease, kept["caller"], other, 60))
+        assert KeptAnswers(locks).all(9) == []
+        assert f"left out: {key} was stored in the format 2" in caplog.text
+        with suppress(ConfigurationError):  # httpx raises what a WSGI application raises.
+            assert (await shop.order()).status_code == 500
+        assert drive(texts.all(9)) == [(key, other)]
+    assert shop.orders == [b"tea"]
 
 
 async def test_an_answer_is_kept_for_so_long(opened, url):

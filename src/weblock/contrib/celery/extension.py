@@ -17,7 +17,16 @@ from ..._options import LocksOptions, Options
 from ..._platform.forks import Mutex, enter_child, getpid, process
 from ...errors import ConfigurationError
 from ...sync import Locks
-from ..kit import Asked, Locked, Wanted, configured, name_of, opened, refuse_other_application
+from ..kit import (
+    Asked,
+    Locked,
+    Wanted,
+    configured,
+    name_of,
+    opened,
+    refuse_engine,
+    refuse_other_application,
+)
 from . import unique
 from .task import LockedTask, installed, locks_for, refuse_unfillable, spec_of
 
@@ -44,6 +53,7 @@ class WebLock:
         locks: Locks | str | Sequence[str] = "file://",
         **options: Unpack[LocksOptions],
     ) -> None:
+        refuse_engine(options)
         self._given: Wanted = locks
         self._options = options
         self._app: Celery | None = None

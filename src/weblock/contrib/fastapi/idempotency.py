@@ -9,6 +9,7 @@ import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Unpack
 
 import anyio
@@ -22,6 +23,7 @@ from ..asgi.protocol import App, Message, Receive, Scope, Send
 from ..asgi.request import SCOPE_KEY
 from ..kit import BodyDigest, ClientGone, Execution, shown
 from ..kit.idempotency import IdempotencyOptions, IdempotencySpec, Replay, body_consumed
+from .declared import needed_by
 
 if TYPE_CHECKING:
     from ..sqlalchemy.idempotency import OneTransaction
@@ -127,7 +129,7 @@ class IdempotentDependency(IdempotencySpec):
             method=request.method,
             path=request.scope["path"],
             sent=request.headers.getlist(self.header),
-            parts=[request.scope["query_string"], await exchange.digest_of_body()],
+            parts=[request.scope["query_string"], await exchange.digest_of_body(request.scope)],
         )
         held, innermost = request_locks(request.scope), request.scope[SCOPE_KEY]
         innermost.hold_back(lambda: background.tasks)
@@ -190,7 +192,7 @@ def replaying(app: App) -> App:
             return
         scope[_EXCHANGE] = exchange = _Exchange(scope, receive, send)
         try:
-            await app(scope, exchange.receive, exchange.send)
+            await app(scope, partial(exchange.receive, scope), exchange.send)
         except Exception as error:
             if exchange.replay is None:
                 # So Starlette wraps an error that is raised when the response is complete.
@@ -205,6 +207,19 @@ def replaying(app: App) -> App:
             await send_answer(send, exchange.replay.answer)
 
     return serve
+
+
+def _is_other(scope: Scope) -> bool:
+    """Return whether it is known by now that the route of a request is not idempotent.
+
+    Middleware of what is mounted may read the body before it is known which route serves the request.
+    """
+    # Since FastAPI 0.137, another object has what ``include_router`` adds to the route.
+    places: list[Any] = [scope.get("route")]
+    places.append(scope.get("fastapi", {}).get("effective_route_context"))
+    found = [each.dependant for each in places if hasattr(each, "dependant")]
+    needed = [each.call for dependant in found for each in needed_by(dependant)]
+    return bool(found) and not any(isinstance(each, IdempotentDependency) for each in needed)
 
 
 class _Exchange:
@@ -223,7 +238,10 @@ class _Exchange:
         fields = dict(scope["headers"])
         # Middleware may have made the body shorter, but not empty.
         self._has_body = fields.get(b"content-length", b"0") != b"0"
-        self._body = BodyDigest(fields.get(b"content-type", b"").decode("latin-1"))
+        self._body: BodyDigest | None = BodyDigest(
+            fields.get(b"content-type", b"").decode("latin-1")
+        )
+        """``None`` once it is known that the request is not idempotent."""
         self._is_whole = False
         self._ahead: deque[Message] = deque()
         """The messages that were read before the application has asked for them."""
@@ -231,28 +249,31 @@ class _Exchange:
         self._send = send
         self._start: Message = {}
 
-    async def digest_of_body(self) -> bytes:
+    async def digest_of_body(self, scope: Scope) -> bytes:
         """Return a digest of the body, of which the application may have received any part.
 
         Raises ``ClientGone``, and ``ConfigurationError`` if middleware has taken the body away.
         """
         while not self._is_whole:
-            message = await self._receive_next()
+            message = await self._receive_next(scope)
             if message["type"] != "http.request":
                 raise ClientGone
             self._ahead.append(message)
-        if self._has_body and not self._body.size:
+        if self._body is None or (self._has_body and not self._body.size):
             raise body_consumed("`await request.body()` instead of request.stream() in middleware")
         return self._body.digest()
 
-    async def receive(self) -> Message:
+    async def receive(self, scope: Scope) -> Message:
         """Return the next message; the application's ``receive``."""
-        return self._ahead.popleft() if self._ahead else await self._receive_next()
+        return self._ahead.popleft() if self._ahead else await self._receive_next(scope)
 
-    async def _receive_next(self) -> Message:
+    async def _receive_next(self, scope: Scope) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
-            self._body.add(message.get("body", b""))
+            if self._body and _is_other(scope):
+                self._body = None
+            if self._body:
+                self._body.add(message.get("body", b""))
             self._is_whole = not message.get("more_body", False)
         return message
 

@@ -50,7 +50,7 @@ from ..kit import (
 )
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD
 from ..kit.idempotency import refuse_safe
-from .declared import wanted_of
+from .declared import needed_by, wanted_of
 from .dependency import LockDependency, guarding
 from .idempotency import IdempotentDependency, replaying
 
@@ -160,7 +160,7 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
             yield Locked(str(found), once.keys, once.said, locks, LEASE_GUARD)
         for lock in found.locks:
             dependant = found.route.dependant
-            sessions = (each for each in _solved(dependant) if each.call in guarding)
+            sessions = (each for each in needed_by(dependant) if each.call in guarding)
             guarded = {below.call for each in sessions for below in each.dependencies}
             guard = DATABASE_GUARD if lock in guarded else LEASE_GUARD
             order = _order_of(lock, dependant)
@@ -191,7 +191,7 @@ def _serving(
 
 def _order_of(lock: LockDependency, dependant: Any) -> str:
     """Return which dependencies FastAPI solves before a lock, and whether authentication is one."""
-    calls = list(dict.fromkeys(each.call for each in _solved(dependant)))
+    calls = list(dict.fromkeys(each.call for each in needed_by(dependant)))
     at = calls.index(lock)
     before = [
         each.scheme_name if isinstance(each, SecurityBase) else name_of(each)
@@ -205,13 +205,6 @@ def _order_of(lock: LockDependency, dependant: Any) -> str:
     told = [EARLY] if any(secured) else []
     told += [f"after {names}"] if before else []
     return ", ".join(told) or "before all other dependencies"
-
-
-def _solved(dependant: Any) -> Iterator[Any]:
-    """Return what a route depends on, in the order in which FastAPI solves it."""
-    for each in dependant.dependencies:
-        yield from _solved(each)
-        yield each
 
 
 def locking_routes(
@@ -233,7 +226,7 @@ def _locking(route: Any, around: LockingRoute | None) -> LockingRoute:
     known = around.parameters if around else {}
     parameters = {**dict.fromkeys(known), **getattr(route, "param_convertors", {})}
     dependant = getattr(route, "dependant", None)
-    needed = [each.call for each in _solved(dependant)] if dependant else []
+    needed = [each.call for each in needed_by(dependant)] if dependant else []
     locks = [each for each in needed if isinstance(each, LockDependency)]
     once = [each for each in needed if isinstance(each, IdempotentDependency)]
     return LockingRoute(route, around.path if around else "", parameters, locks, once)

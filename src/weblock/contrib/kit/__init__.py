@@ -26,6 +26,7 @@ from .application import (
     Wanted,
     configured,
     opened,
+    refuse_engine,
     refuse_other_application,
     shown,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "name_of",
     "opened",
     "problem_of",
+    "refuse_engine",
     "refuse_other_application",
     "request_values",
     "required_by",

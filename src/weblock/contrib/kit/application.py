@@ -69,11 +69,7 @@ def opened(kind: type[F], locks: object, options: LocksOptions) -> tuple[F, bool
     for options of locks that are open already.
     """
     name = kind.__name__
-    if "url" in options:
-        raise TypeError(
-            "there is no option 'url': the engine's URL comes second, without a name, as in"
-            ' (app, "redis://...")'
-        )
+    refuse_engine(options)
     if isinstance(locks, kind):
         if options:
             raise TypeError(
@@ -97,6 +93,15 @@ def opened(kind: type[F], locks: object, options: LocksOptions) -> tuple[F, bool
             f' engine: give "redis://...", or {name}.from_client(client) for a ready client'
         )
     return kind.from_url(cast("str", locks), **options), True
+
+
+def refuse_engine(options: Mapping[str, Any]) -> None:
+    """Raise ``TypeError`` for an engine that is given as one of the options, and not as ``locks``."""
+    for name in {"url", "engine"} & options.keys():
+        raise TypeError(
+            f"there is no option {name!r}: the engine's URL is given as locks=, or second and without a"
+            ' name, as in (app, "redis://...")'
+        )
 
 
 def refuse_other_application(app: object, kind: type) -> None:

@@ -132,13 +132,27 @@ class KeptAnswers:
     def all(self, limit: int, key: str | None = None) -> Sequence[Stored]:
         """Return answers that have not expired, or those with an idempotency key."""
         texts = drive(self._texts.all(limit if key is None else SEARCHED))
-        kept = [json.loads(text) for _, text in texts]
-        found = [Stored(*(each[name] for name in Stored._fields)) for each in kept]
-        return [each for each in found if key in (None, each.idempotency_key)][:limit]
+        found = []
+        for name, text in texts:
+            kept = json.loads(text)
+            if kept.get("format") != FORMAT:
+                logger.warning("left out: %s [weblock.other_format]", _other_format(name, kept))
+                continue
+            answer = Stored(*(kept[field] for field in Stored._fields))
+            if key in (None, answer.idempotency_key):
+                found.append(answer)
+        return found[:limit]
 
     def forget(self, answer: Stored) -> bool:
         """Remove an answer, and return whether there was one."""
         return drive(self._texts.forget(f"idempotency:{answer.digest}", answer.caller))
+
+
+def _other_format(what: str, kept: Mapping[str, object]) -> str:
+    return (
+        f"{what} was stored in the format {kept.get('format')!r:.20}, and this version of weblock reads and"
+        f" writes the format {FORMAT}: delete it with the version that stored it, or wait until it expires"
+    )
 
 
 @dataclass
@@ -180,11 +194,8 @@ class Execution:
             return None
         kept = json.loads(found.text)
         if kept.get("format") != FORMAT:
-            raise ConfigurationError(
-                f"the answer to {self.asked.request} was stored in the format {kept.get('format')!r:.20}, and"
-                f" this version of weblock reads and writes the format {FORMAT}: delete it",
-                code="other_format",
-            )
+            what = f"the answer to {self.asked.request}"
+            raise ConfigurationError(_other_format(what, kept), code="other_format")
         self.spec.is_repeated(self.texts.locks, self.asked, kept["fingerprint"], busy)
         headers = [(name, value) for name, value in kept["headers"]]
         return Answer(kept["status"], headers, base64.b64decode(kept["body"]))
