@@ -13,7 +13,7 @@ The functions that each request calls are those of the classes themselves, which
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from operator import attrgetter
 from typing import Any, Final, Literal
 
@@ -80,17 +80,23 @@ def terms_of(locks: BaseLocks, options: HoldOptions) -> Terms:
     return (own.of_call(options) if options else own.own)[0]
 
 
-def holdings_of(lease: BaseLease) -> Sequence[Holding]:
-    """Return the lease of each key, with its qualified key, owner, fence and terms.
+holdings_of: Final[Callable[[BaseLease], Sequence[Holding]]] = attrgetter("_leased")
+"""Return the lease of each key, with its qualified key, owner, fence and terms.
 
-    Keys without one are left out: those of a section that runs although the engine does not answer.
-    """
-    return lease._leased
+Keys without one are left out: those of a section that runs although the engine does not answer.
+"""
 
+leave: Final = BaseLease._leave
+"""End a lease for its holder, while its key stays taken: it is not released, nor renewed."""
 
-def leave(lease: BaseLease) -> None:
-    """End a lease for its holder, while its key stays taken: it is not released, nor renewed."""
-    lease._leave()
+close: Final = BaseLocks._close
+"""Close locks of either kind, also where no event loop runs."""
+
+rest: Final = BaseLocks._suspend
+"""Free what ``close`` frees, until the locks are used again: an application may start again.
+
+Do nothing if ``unless``, to which other threads may add, contains anything.
+"""
 
 
 async def begin_recovery(locks: BaseLocks) -> None:
@@ -187,19 +193,6 @@ def tell(locks: BaseLocks, kind: type[KeyEvent], key: CheckedKey, **facts: Any) 
     if kind in observers.wanted:
         about = observers.about(locks._name(key), locks.label)
         observers.tell(kind(**about, **facts))
-
-
-def rest(locks: BaseLocks, *, unless: Collection[object] = ()) -> None:
-    """Free what ``close`` frees, until the locks are used again: an application may start again.
-
-    Do nothing if ``unless``, to which other threads may add, contains anything.
-    """
-    locks._suspend(unless)
-
-
-def close(locks: BaseLocks) -> None:
-    """Close locks of either kind, also where no event loop runs."""
-    locks._close()
 
 
 class AtLeast:

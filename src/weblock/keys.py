@@ -90,24 +90,16 @@ def _(value: object) -> str:
     )
 
 
-@canonical.register
-def _(value: str) -> str:
-    return str.__str__(value)  # ``str`` of a member of a ``(str, Enum)`` is its name.
+# A subclass may print itself in a way of its own; ``str`` of a member of a ``(str, Enum)`` is its name.
+canonical.register(str, str.__str__)
+canonical.register(int, int.__repr__)
+canonical.register(bool, str)
+canonical.register(dt.date, dt.date.isoformat)
 
 
 @canonical.register
 def _(value: enum.Enum) -> str:
     return canonical(value.value)
-
-
-@canonical.register
-def _(value: bool) -> str:  # noqa: FBT001 - it is the value itself, not a switch
-    return str(value)
-
-
-@canonical.register
-def _(value: int) -> str:
-    return int.__repr__(value)  # A subclass may print itself in a way of its own.
 
 
 @canonical.register
@@ -129,11 +121,6 @@ def _(value: Decimal) -> str:
         return "0"
     exact = Decimal((sign, digits[:significant], exponent + len(digits) - significant))
     return f"{exact:f}" if abs(exact.adjusted()) < PLAIN else str(exact)
-
-
-@canonical.register
-def _(value: dt.date) -> str:
-    return value.isoformat()
 
 
 @canonical.register

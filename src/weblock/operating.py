@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 from ._platform.logs import printable
 from .aio import AsyncLocks
-from .inspection import HolderInfo, KeyInfo
+from .inspection import KeyInfo
 from .sync import Locks
 
 HEADER: Final = ("KEY", "HOLDER", "FENCE", "HELD", "LEFT", "WAITING")
@@ -81,7 +81,14 @@ def release(
         fences = _fences_of(info)
         if wanted not in fences:
             raise ChangedHands(key, info)
-        if _step_down(locks, key, fences if fence is None else {fence}, timeout=gently):
+        meant = fences if fence is None else {fence}
+        locks.ask_release(key)
+        give_up_at = time.monotonic() + gently
+        while held := not _fences_of(locks.inspect(key)).isdisjoint(meant):
+            if time.monotonic() >= give_up_at:
+                break
+            time.sleep(LOOK_AGAIN)
+        if not held:
             return f"Released {name}, as asked.", None
         if agrees:
             raise NotReleased(
@@ -96,20 +103,6 @@ def release(
         raise NotReleased(f"{name} is no longer held")
     passed = f" It passes to {printable(taken.waiters[0])}." if taken.waiters else ""
     return f"Released {name}, taken from {holder_of(taken)}.{passed}", taken
-
-
-def _step_down(locks: Locks, key: str, fences: Collection[int], *, timeout: float) -> bool:
-    """Ask the holders with these fences to release; return whether all have done so in time.
-
-    ``timeout`` is in seconds. Raises as ``Locks.ask_release`` does.
-    """
-    locks.ask_release(key)
-    give_up_at = time.monotonic() + timeout
-    while not _fences_of(locks.inspect(key)).isdisjoint(fences):
-        if time.monotonic() >= give_up_at:
-            return False
-        time.sleep(LOOK_AGAIN)
-    return True
 
 
 def _fences_of(info: KeyInfo | None) -> frozenset[int]:
@@ -197,10 +190,22 @@ def more_than(limit: int, what: str = "keys") -> str:
 
 
 def shown(key: str, info: KeyInfo | None, *, as_json: bool) -> str:
-    """Return what to print of one key."""
+    """Return what to print of one key: a fact on each line, and its queue in order."""
     if as_json:
         return json.dumps(info and as_dict(info))
-    return sheet(info) if info else f"{printable(key)} is free."
+    if info is None:
+        return f"{printable(key)} is free."
+    facts = zip(HEADER, row(info), strict=True)
+    lines = [f"{name.lower() + ':':<9}{value}" for name, value in facts]
+    if any(each.limit != 1 for each in info.holders):
+        for each in info.holders:
+            limit = "shared" if each.limit is None else f"limit {each.limit}"
+            lines.append(
+                f"{'-':>10} {printable(each.label)} (fence {each.fence}, {limit}):"
+                f" {duration(each.held_for)}, {duration(each.remaining)} left"
+            )
+    lines += [f"{place:>9}. {printable(each)}" for place, each in enumerate(info.waiters, 1)]
+    return "\n".join(lines)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -208,24 +213,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-
-
-def sheet(info: KeyInfo) -> str:
-    """Return all that there is to say of one key, a fact on each line, and its queue in order."""
-    facts = zip(HEADER, row(info), strict=True)
-    lines = [f"{name.lower() + ':':<9}{value}" for name, value in facts]
-    if any(each.limit != 1 for each in info.holders):
-        lines += map(_of, info.holders)
-    lines += [f"{place:>9}. {printable(each)}" for place, each in enumerate(info.waiters, 1)]
-    return "\n".join(lines)
-
-
-def _of(holder: HolderInfo) -> str:
-    limit = "shared" if holder.limit is None else f"limit {holder.limit}"
-    held, left = duration(holder.held_for), duration(holder.remaining)
-    return (
-        f"{'-':>10} {printable(holder.label)} (fence {holder.fence}, {limit}): {held}, {left} left"
-    )
 
 
 def _question(info: KeyInfo) -> str:

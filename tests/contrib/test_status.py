@@ -19,7 +19,7 @@ from tests.support.aio import PATIENCE, eventually
 from tests.support.busy import busy
 from tests.support.http import client_of
 from weblock import AsyncLocks, ConfigurationError, KeyInfo, Locks, LockTimeout, events
-from weblock.cli.status import entered_by, has
+from weblock.cli.status import with_token
 from weblock.contrib.status import StatusPage
 from weblock.contrib.status import page as page_module
 from weblock.contrib.status.page import KEPT, History
@@ -316,8 +316,7 @@ async def test_other_requests_are_refused(url: str) -> None:
 
 async def test_the_page_by_itself_wants_its_token(url: str) -> None:
     """A browser gets a cookie for the token in the URL of ``weblock status``; a program sends it in a header."""
-    page = StatusPage(url, authorize=has("weblock-1=right", "Bearer right"))
-    async with client_of(entered_by("right", "weblock-1=right", page)) as client:
+    async with client_of(with_token("right", "weblock-1=right", url)) as client:
         for wrong in ("/", "/?token=wrong", "/?token="):
             assert (await client.get(wrong)).status_code == 403
         for scheme, status in (("Bearer right", 200), ("Bearer wrong", 403), ("right", 403)):

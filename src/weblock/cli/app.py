@@ -97,10 +97,8 @@ class Command(click.Command):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.params += common_options()
-
-    def get_short_help_str(self, limit: int = 45) -> str:  # noqa: ARG002 - click's
-        """Return the first sentence of the help, whole: ``--help`` of all commands wraps it."""
-        return super().get_short_help_str(limit=1000)
+        # The first sentence, whole: ``--help`` of all commands wraps it.
+        self.short_help = (self.help or "").partition("\n")[0]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments as click does; for a URL beyond them, name the missing option."""

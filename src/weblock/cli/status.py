@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable
 from contextlib import suppress
 from socket import socket
 from urllib.parse import parse_qs
 
 import click
 
+from .. import Locks
 from ..contrib.asgi.protocol import App, Receive, Scope, Send
 from ..contrib.status import StatusPage
 from .app import Session, command, pass_session, warn
@@ -34,14 +34,11 @@ def status_command(
 
     token = "" if insecure else secrets.token_urlsafe(24)
     cookie = f"weblock-{port}={token}"  # All ports of a host have the same cookies.
-    page: App = StatusPage(
-        session.locks(),
-        authorize=has(cookie, f"Bearer {token}") if token else None,
-        insecure=insecure,
-        allow_release=allow_release,
-    )
-    if token:
-        page = entered_by(token, cookie, page)
+    page: App
+    if insecure:
+        page = StatusPage(session.locks(), insecure=True, allow_release=allow_release)
+    else:
+        page = with_token(token, cookie, session.locks(), allow_release=allow_release)
     where = f"[{host}]" if ":" in host else host
 
     class Server(uvicorn.Server):
@@ -62,8 +59,12 @@ def status_command(
         Server(config).run()
 
 
-def has(*credentials: str) -> Callable[[Scope], bool]:
-    """Return a function that returns whether a request has one of these as a cookie or as its authorization."""
+def with_token(token: str, cookie: str, locks: Locks | str, *, allow_release: bool = False) -> App:
+    """Return the page for requests that have the token as their authorization, or have the cookie.
+
+    A browser gets the cookie by a URL with the token. That leads to the page, so that the token stays
+    in no history, log or referrer.
+    """
 
     def is_sent(scope: Scope) -> bool:
         fields = [
@@ -72,18 +73,10 @@ def has(*credentials: str) -> Callable[[Scope], bool]:
             if name.lower() in (b"authorization", b"cookie")
             for part in value.split(b"; ")
         ]
-        return any(
-            hmac.compare_digest(each.encode(), one) for each in credentials for one in fields
-        )
+        credentials = cookie.encode(), f"Bearer {token}".encode()
+        return any(hmac.compare_digest(each, one) for each in credentials for one in fields)
 
-    return is_sent
-
-
-def entered_by(token: str, cookie: str, page: App) -> App:
-    """Return the page with an entrance for browsers: a URL with the token.
-
-    It sets the cookie and leads to the page, so that the token stays in no history, log or referrer.
-    """
+    page = StatusPage(locks, authorize=is_sent, allow_release=allow_release)
 
     async def enter(scope: Scope, receive: Receive, send: Send) -> None:
         given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]

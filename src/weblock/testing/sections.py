@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib
 import inspect
 import itertools
+import pkgutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 from unittest import mock
@@ -32,10 +32,6 @@ class Section:
     def covers(self, moment: float) -> bool:
         """Return whether it was entered by then, and not left."""
         return self.enter <= moment and (self.leave is None or moment < self.leave)
-
-    def meets(self, other: Section) -> bool:
-        """Return whether the other one was inside when this one was entered; it meets itself."""
-        return other is self or other.covers(self.enter)
 
 
 class Sections:
@@ -73,27 +69,7 @@ class Sections:
 
     def lingering(self, function: Callable[..., Any], *, asynchronous: bool) -> Callable[..., Any]:
         """Return the function, after which its caller lingers while another call may enter."""
-        if asynchronous:
-
-            @functools.wraps(function)
-            async def lingering_async(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    return await function(*args, **kwargs)
-                finally:
-                    for _ in self._while_worth_it():
-                        await asyncio.sleep(STEP)
-
-            return lingering_async
-
-        @functools.wraps(function)
-        def lingering(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return function(*args, **kwargs)
-            finally:
-                for _ in self._while_worth_it():
-                    time.sleep(STEP)
-
-        return lingering
+        return (self._lingers_async() if asynchronous else self._lingers())(function)
 
     def noted(self, function: Callable[..., Any], *, asynchronous: bool) -> Callable[..., Any]:
         """The function, each call of which is a section."""
@@ -106,12 +82,23 @@ class Sections:
 
             return noted_async
 
-        @functools.wraps(function)
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            with self.inside():
-                return function(*args, **kwargs)
+        return self.inside()(function)
 
-        return noted
+    @contextmanager
+    def _lingers(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for _ in self._while_worth_it():
+                time.sleep(STEP)
+
+    @asynccontextmanager
+    async def _lingers_async(self) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            for _ in self._while_worth_it():
+                await asyncio.sleep(STEP)
 
     def _while_worth_it(self) -> Iterator[None]:
         give_up_at = time.monotonic() + self._pause
@@ -121,7 +108,8 @@ class Sections:
 
 def most_at_once(sections: list[Section]) -> int:
     """Return how many sections overlapped at the same moment, at most."""
-    return max((sum(map(at.meets, sections)) for at in sections), default=0)
+    met = (sum(each is at or each.covers(at.enter) for each in sections) for at in sections)
+    return max(met, default=0)
 
 
 def overlapping(sections: list[Section]) -> list[tuple[int, int]]:
@@ -138,8 +126,16 @@ def watch_function(path: str) -> Watch:
     """Watch the function or method with this dotted path, where its callers look it up."""
 
     def watch(sections: Sections) -> AbstractContextManager[object]:
-        owner, name = _owner_of(path)
-        function = getattr(owner, name)
+        parent, _, name = path.rpartition(".")
+        try:
+            owner = pkgutil.resolve_name(parent)
+            function = getattr(owner, name)
+        except (ImportError, AttributeError, ValueError):
+            function = None
+        if not callable(function):
+            raise LookupError(  # noqa: TRY004 - as for a name that is not there
+                f"inside={path!r} names no function, as 'shop.orders.create_item' would"
+            )
         asynchronous = inspect.iscoroutinefunction(function)
         watched = sections.lingering(function, asynchronous=asynchronous)
         watched = sections.noted(watched, asynchronous=asynchronous)
@@ -148,18 +144,3 @@ def watch_function(path: str) -> Watch:
         return mock.patch.object(owner, name, watched)
 
     return watch
-
-
-def _owner_of(path: str) -> tuple[Any, str]:
-    """The module or class that has the function, and its name there. Raises ``LookupError``."""
-    *parents, name = path.split(".")
-    for length in range(len(parents), 0, -1):
-        try:
-            owner: Any = importlib.import_module(".".join(parents[:length]))
-        except ModuleNotFoundError:
-            continue
-        for parent in parents[length:]:
-            owner = getattr(owner, parent, None)
-        if callable(getattr(owner, name, None)):
-            return owner, name
-    raise LookupError(f"inside={path!r} names no function, as 'shop.orders.create_item' would")

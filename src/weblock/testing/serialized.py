@@ -146,12 +146,11 @@ def report(sections: list[Section], outcomes: Sequence[Any], limit: int) -> str:
 
 def told(outcomes: Sequence[Any]) -> str:
     """Return what the callers got."""
-    counted = Counter(map(_outcome, outcomes))
+    counted: Counter[str] = Counter()
+    for each in outcomes:
+        status = getattr(each, "status_code", getattr(each, "status", None))
+        if isinstance(each, BaseException):
+            counted[f"{type(each).__name__}: {each}"[:200]] += 1
+        else:
+            counted[f"status {status}" if isinstance(status, int) else f"{each!r:.80}"] += 1
     return f"outcomes: {', '.join(f'{count} x {what}' for what, count in counted.items())}"
-
-
-def _outcome(outcome: Any) -> str:
-    if isinstance(outcome, BaseException):
-        return f"{type(outcome).__name__}: {outcome}"[:200]
-    status = getattr(outcome, "status_code", getattr(outcome, "status", None))
-    return f"status {status}" if isinstance(status, int) else f"{outcome!r:.80}"

@@ -24,7 +24,7 @@ class Lock(BaseLock[AsyncLease]):
 
     async def __aenter__(self) -> Self:
         if not await self.acquire():
-            raise self._not_acquired()
+            raise self._error("Unable to acquire lock within the time specified")
         return self
 
     async def __aexit__(
@@ -53,15 +53,21 @@ class Lock(BaseLock[AsyncLease]):
                 lease = await _locks.of(self.redis).acquire(self._key, **terms)
             except (LockTimeout, EngineRecovering):
                 return False
-            except AlreadyHeld:
-                return self._is_busy(terms)
+            except AlreadyHeld as error:
+                if terms["wait"] is None:
+                    raise self._error(
+                        "Cannot acquire a lock that this thread or task already holds: it would wait"
+                        " for itself forever"
+                    ) from error
+                return False
         self._local.lease = lease
         return True
 
     async def locked(self) -> bool:
         """Return whether any process holds the lock."""
         with translated(self.name):
-            return self._is_held(await _locks.of(self.redis).inspect(self._key))
+            info = await _locks.of(self.redis).inspect(self._key)
+        return info is not None and info.holder is not None
 
     async def owned(self) -> bool:
         """Return whether we hold it, by the server's answer."""

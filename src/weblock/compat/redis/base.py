@@ -91,15 +91,6 @@ class BaseLock(Generic[L]):
             return {"wait": wait}
         return {"wait": wait, "ttl": self.timeout, "renew": False}
 
-    def _is_busy(self, terms: HoldOptions) -> bool:
-        """Handle an attempt to acquire what this thread or task already holds."""
-        if terms["wait"] is None:
-            raise self._error(
-                "Cannot acquire a lock that this thread or task already holds: it would wait for"
-                " itself forever"
-            )
-        return False
-
     def _held(self, what: str) -> L:
         if (lease := self._local.lease) is None:
             raise self._error(f"Cannot {what} a lock that's not owned or is already unlocked.")
@@ -115,15 +106,9 @@ class BaseLock(Generic[L]):
         """Return by how much to extend a lease that is to end in so many seconds."""
         return max(0.0, (seconds or 0.0) - lease.remaining())
 
-    def _is_held(self, info: KeyInfo | None) -> bool:
-        return info is not None and info.holder is not None
-
     def _is_ours(self, info: KeyInfo | None) -> bool:
         lease = self._local.lease
         return bool(info and lease and lease.held and info.fence == lease.fence)
-
-    def _not_acquired(self) -> LockError:
-        return self._error("Unable to acquire lock within the time specified")
 
     def _error(self, message: str) -> LockError:
         return _named(LockError(message), self.name)

@@ -226,7 +226,15 @@ class Metrics:
 
     def __call__(self, event: Event) -> None:
         """Record an event."""
-        attributes = attributes_of(event) if isinstance(event, KeyEvent | Unavailable) else {}
+        attributes: Attributes = {}
+        if isinstance(event, KeyEvent | Unavailable):
+            attributes = {
+                "weblock.engine": event.engine,
+                "weblock.namespace": event.namespace,
+                # Empty for a key that was given whole: some exporters for Prometheus expect the same
+                # attributes of all points of a metric.
+                "weblock.template": event.template or "",
+            }
         match event:
             case Answered():
                 outcome = "failed" if event.failed else "answered"
@@ -320,19 +328,6 @@ class _Present:
             if not self._counts[who]:
                 del self._counts[who]
             return True
-
-
-def attributes_of(event: KeyEvent | Unavailable) -> Attributes:
-    """Return the attributes of an event's metrics.
-
-    A key that was given whole has an empty template: some exporters for Prometheus expect the same
-    attributes of all points of a metric.
-    """
-    return {
-        "weblock.engine": event.engine,
-        "weblock.namespace": event.namespace,
-        "weblock.template": event.template or "",
-    }
 
 
 def lease_of(event: LeaseEvent) -> tuple[object, ...]:
