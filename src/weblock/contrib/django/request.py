@@ -35,7 +35,7 @@ from ..._platform.logs import logger
 from ..._platform.threads import running_loop
 from ..._runtime.runtimes import drive, part_of
 from ...aio import AsyncLease
-from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
+from ...errors import ConfigurationError, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
 from ..asgi.request import SCOPE_KEY, AsyncRequestLocks
@@ -74,7 +74,11 @@ class ViewLeases(RequestLeases[BaseLease]):
             found = request.META.get(ENVIRON_KEY)
         # A layer around Django, such as the LockMiddleware of ASGI or WSGI, may hold something for it.
         around: Any = innermost(RequestLeases, found.book) if found else None
-        super().__init__(around or Book(str(request.method), request.path))
+        book = around
+        if book is None:
+            book = Book(str(request.method), request.path)
+            book.flow.within = part_of.get()  # Of a request that waits for this one's response.
+        super().__init__(book)
         self._around = around
         self.request = request
         self._refused: tuple[ViewLock, ref[WeblockError]] | None = None
@@ -82,8 +86,6 @@ class ViewLeases(RequestLeases[BaseLease]):
         self._waiting = False
         self._unwanted = False
         self._proven: set[ViewLock] = set()
-        current: Any = checked_at_commit.get()
-        self._outer: ViewLeases | None = None if current is None or current.over else current
         self._taken: dict[ViewLock, BaseLease | None] = {}
         """The lease of each lock all of whose keys were acquired at once."""
         self.by_lock: dict[ViewLock, tuple[CheckedKey, ...]] = {}
@@ -94,8 +96,8 @@ class ViewLeases(RequestLeases[BaseLease]):
         """Whether a COMMIT of this request has succeeded."""
         self.written_to: Final[set[Any]] = set()
         """The connections on which this request has written something that is not committed."""
-        outer = self._outer.guard if self._outer else None
-        self.guard: Guard | None = Guard(outer) if outer else None
+        outer = checked_at_commit.get()
+        self.guard: Guard | None = Guard(outer.guard) if outer and outer.guard else None
         """The leases whose fences are in the databases."""
 
     def leave(self) -> bool:
@@ -197,8 +199,6 @@ class ViewLeases(RequestLeases[BaseLease]):
             if each_of:
                 body_wait = None if self.book.keys else read[of[0].alias].body_wait
                 await call(_prepare, self.request, body_wait)
-            if self._outer:
-                self._refuse_keys_of_outer(each_of)
             is_first = len(each_of) == 1 and not self.book.keys
             for lock, its_locks, missing in each_of if is_first else self.book.in_turn(each_of):
                 if self._unwanted:
@@ -233,18 +233,6 @@ class ViewLeases(RequestLeases[BaseLease]):
             rows := kept_rows((*vars(self.request).values(), *values.values(), *given))
         ):
             await call(read_again, rows)
-
-    def _refuse_keys_of_outer(
-        self, wanted: Sequence[tuple[ViewLock, BaseLocks, Sequence[CheckedKey]]]
-    ) -> None:
-        """Raise ``AlreadyHeld`` for a key of a request that waits for this one's response."""
-        outer = self._outer
-        while outer:
-            for _, its_locks, keys in wanted:
-                for key in keys:
-                    if not outer.over and outer.book.holds(its_locks, key):
-                        raise AlreadyHeld(key)  # It would never become free.
-            outer = outer._outer  # noqa: SLF001 - of the same class
 
 
 class ThreadLeases(ViewLeases):
