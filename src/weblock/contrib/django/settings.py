@@ -165,12 +165,8 @@ def _of_alias(alias: str) -> AliasSettings:
         except ConfigurationError as error:
             raise ConfigurationError(f"{where} {error.message}") from error
     options: Any = {name.lower(): given[name] for name in OPTIONS if name in given}
-    observers = options.get("observers", [])
-    if not isinstance(observers, list | tuple):
-        raise ConfigurationError(
-            f"{where}['OBSERVERS'] is {observers!r:.80}: give a list of functions, or of their paths"
-        )
-    if observers:
+    observers = options.get("observers")
+    if isinstance(observers, list | tuple):
         options["observers"] = [_imported(f"{where}['OBSERVERS']", each) for each in observers]
     functions: dict[str, Any] = {}
     for name in ("BUSY_VIEW", "REWRITE"):

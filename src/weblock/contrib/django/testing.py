@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 from unittest import mock
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
 from django.core.handlers.base import BaseHandler
 from django.core.signals import setting_changed
@@ -17,13 +16,10 @@ from django.db import connections
 from django.http import HttpRequest
 from django.test import override_settings
 
-from ..._runtime.observing import Observer, observe
 from ...errors import ConfigurationError
-from ...events import Acquired, Event
 from ...testing import serialized
 from ...testing.sections import Sections, Watch
 from .database import give_back_connections
-from .request import locks_of_request
 from .settings import async_locks, locks
 
 __all__ = ["assert_serialized", "assert_serialized_async", "memory_locks", "views"]
@@ -92,9 +88,10 @@ def assert_serialized(
         finally:
             give_back_connections()
 
-    return serialized.assert_serialized(
-        call_and_close, inside=inside or views(), times=times, pause=pause, limit=limit
-    )
+    with _explained(inside):
+        return serialized.assert_serialized(
+            call_and_close, inside=inside or views(), times=times, pause=pause, limit=limit
+        )
 
 
 async def assert_serialized_async(
@@ -110,83 +107,56 @@ async def assert_serialized_async(
     Synchronous views all run in one thread then: they cannot overlap, and the error says so.
     """
     try:
-        return await serialized.assert_serialized_async(
-            call, inside=inside or views(), times=times, pause=pause, limit=limit
-        )
+        with _explained(inside):
+            return await serialized.assert_serialized_async(
+                call, inside=inside or views(), times=times, pause=pause, limit=limit
+            )
     finally:
         await sync_to_async(give_back_connections)()
+
+
+@contextmanager
+def _explained(inside: str | Watch | None) -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        if inside is None:
+            error.add_note(
+                "A view that acquires its lock itself, where LockMiddleware does not see it, waits inside:"
+                " name the code that must not overlap, as in inside='shop.orders.make_item'"
+            )
+        raise
 
 
 def views(*names: str) -> Watch:
     """Watch the views with these names (``"shop:create_item"``), or all that are requested.
 
-    Each is a section from before its transaction until after its COMMIT. Raises ``ConfigurationError`` if
-    one of them acquires its lock itself: many requests at a time wait inside it, which shows nothing.
+    Each is a section from before its transaction until after its COMMIT. Many requests at a time are inside a view
+    that acquires its lock itself, which shows nothing.
     """
 
     @contextmanager
     def watch(sections: Sections) -> Iterator[None]:
         make_atomic = BaseHandler.make_view_atomic
-        waiting_inside: set[str] = set()
 
         def make_watched(handler: BaseHandler, view: Callable[..., Any]) -> Callable[..., Any]:
             asynchronous = iscoroutinefunction(view)
             # To linger before COMMIT gives those a chance who were let in too early.
             atomic = make_atomic(handler, sections.lingering(view, asynchronous=asynchronous))
             watched = sections.noted(atomic, asynchronous=asynchronous)
-
-            def choose(request: HttpRequest) -> Callable[..., Any]:
-                chosen = not names or _name_of(request) in names
-                return watched if chosen else make_atomic(handler, view)
+            others = make_atomic(handler, view)
 
             def serve(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-                with _inside(request):
-                    return choose(request)(request, *args, **kwargs)
+                match = request.resolver_match
+                is_watched = not names or (match and match.view_name in names)
+                return (watched if is_watched else others)(request, *args, **kwargs)
 
-            async def serve_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-                with _inside(request):
-                    return await choose(request)(request, *args, **kwargs)
+            return markcoroutinefunction(serve) if asynchronous else serve
 
-            return serve_async if asynchronous else serve
-
-        def note_acquired(_event: Event) -> None:
-            name = _unlocked_view.get()
-            # A lock that is acquired in a transaction does not exclude, and the overlap will show.
-            if name and (not names or name in names) and not _in_transaction():
-                waiting_inside.add(name)
-
-        stop = observe(Observer(note_acquired, only=[Acquired], immediate=True))
-        try:
-            with mock.patch.object(BaseHandler, "make_view_atomic", make_watched):
-                yield
-        finally:
-            stop()
-        if waiting_inside:
-            raise ConfigurationError(
-                f"{min(waiting_inside)} acquires its lock inside the view, where LockMiddleware does not"
-                " see it: name the code that must not overlap, inside='shop.orders.make_item'"
-            )
+        with mock.patch.object(BaseHandler, "make_view_atomic", make_watched):
+            yield
 
     return watch
-
-
-_unlocked_view: Final[ContextVar[str | None]] = ContextVar("weblock_unlocked_view", default=None)
-"""The view that runs here, if it was entered without a lock."""
-
-
-@contextmanager
-def _inside(request: HttpRequest) -> Iterator[None]:
-    held = locks_of_request(request)
-    is_locked = held is not None and bool(held.book.keys)
-    entered = _unlocked_view.set(None if is_locked else _name_of(request))
-    try:
-        yield
-    finally:
-        _unlocked_view.reset(entered)
-
-
-def _name_of(request: HttpRequest) -> str:
-    return request.resolver_match.view_name if request.resolver_match else request.path
 
 
 def _in_transaction() -> bool:
