@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from django.conf.urls.i18n import i18n_patterns
-from django.contrib import admin
 from django.core.checks import run_checks
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -17,8 +16,7 @@ from django.urls import include, path, re_path, resolve
 from django.utils.functional import lazy
 from django.utils.translation import get_language, gettext_lazy, override
 from django.views import View
-from ninja import NinjaAPI
-from rest_framework.decorators import action, api_view
+from rest_framework.decorators import action
 from rest_framework.response import Response
 from rest_framework.routers import DefaultRouter
 from rest_framework.viewsets import ViewSet
@@ -156,54 +154,6 @@ def test_marked_views_without_the_middleware(project: Any, monkeypatch: pytest.M
     assert set(found()) == {"weblock.W003"}
     project.ROOT_URLCONF = urls(items=items)
     assert found() == {}
-
-
-@api_view(["POST"])
-@lock("items")
-def below_api_view(request: HttpRequest) -> Response:
-    return Response()
-
-
-def operation_of_ninja() -> Any:
-    api = NinjaAPI(urls_namespace="of-checks")
-
-    @api.post("/items")
-    @lock("items")
-    def operation(request: HttpRequest) -> None: ...
-
-    return path("api/", api.urls)
-
-
-def action_of_the_admin() -> Any:
-    class ItemAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-        actions = ("archive",)
-
-        @lock("items")
-        def archive(self, request: HttpRequest, queryset: object) -> None: ...
-
-    site = admin.AdminSite("of-checks")
-    site.register(Item, ItemAdmin)
-    return path("admin/", site.urls)
-
-
-@pytest.mark.parametrize(
-    ("route", "name"),
-    [
-        (lambda: path("items", below_api_view), "test_checks.below_api_view"),
-        (operation_of_ninja, ".operation"),
-        (action_of_the_admin, "ItemAdmin.archive"),
-    ],
-    ids=["api_view", "ninja", "admin"],
-)
-def test_locks_that_come_after_the_transaction(
-    route: Any, name: str, project: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lock that the middleware cannot see is an error with ATOMIC_REQUESTS, where each request fails."""
-    project.ROOT_URLCONF = (route(),)
-    assert "weblock.E003" not in found()
-    monkeypatch.setitem(connections.databases["other"], "ATOMIC_REQUESTS", True)
-    message = found()["weblock.E003"]
-    assert re.search(rf"{re.escape(name)} (\(and \d+ more\) )?is rejected at each request", message)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from django.conf import settings
@@ -23,7 +23,6 @@ from ..kit import Asked, Locked
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD
 from ..kit.sql import TABLE
 from .database import guarded_databases, refuse_split_reads
-from .internals import is_ninja_operation
 from .middleware import LockMiddleware
 from .settings import AliasSettings, aliases, current, locks
 from .view_lock import (
@@ -31,10 +30,7 @@ from .view_lock import (
     RoutedView,
     ViewLock,
     ViewRule,
-    class_of,
-    decorated,
     locks_of,
-    marks_of,
     matching,
     routed_views,
 )
@@ -198,47 +194,21 @@ def check_middleware(**_kwargs: object) -> list[CheckMessage]:
         text = "WEBLOCK has RULES, which do nothing without LockMiddleware."
         found.append(Error(text, hint=hint, id="weblock.E002"))
     if refused := {each.what for each in places if _is_atomic(each.routed.view)}:
-        found.append(_too_late(refused, hint))
+        text = (
+            f"{_some(refused)} is rejected at each request: with ATOMIC_REQUESTS, the transaction begins"
+            " before the lock."
+        )
+        found.append(Error(text, hint=hint, id="weblock.E003"))
     if served := {each.what for each in places if not _is_atomic(each.routed.view)}:
         text = f"{_some(served)} acquires the lock inside the view, after other decorators."
         found.append(Caution(text, hint=hint, id="weblock.W003"))
     return found
 
 
-def _too_late(what: set[str], hint: str) -> CheckMessage:
-    text = (
-        f"{_some(what)} is rejected at each request: with ATOMIC_REQUESTS, the transaction begins"
-    )
-    return Error(f"{text} before the lock.", hint=hint, id="weblock.E003")
-
-
-def _beneath(view: Any) -> Iterator[str]:
-    """Return the names of the locked functions that a view calls where the middleware does not see them."""
-    called: list[Any] = []
-    # The class of @api_view has the name of its function, and says nothing else of it.
-    if (cls := class_of(view)) and not marks_of(view):
-        name = cls.__module__, cls.__name__
-        called += [each for each in decorated if (each.__module__, each.__qualname__) == name]
-    if getattr(view, "__module__", None) == "ninja.operation":
-        called += filter(is_ninja_operation, decorated)
-    if admin := getattr(view, "model_admin", None):
-        named = [*(admin.actions or ()), *(function for _, function in admin.admin_site.actions)]
-        called += [each if callable(each) else getattr(admin, each, None) for each in named]
-    for function in filter(marks_of, called):
-        yield f"@lock on {function.__module__}.{function.__qualname__}"
-
-
 def check_views(**_kwargs: object) -> list[CheckMessage]:
     """Check that what ``@lock`` and rules say of the views can work."""
     found: list[CheckMessage] = []
     everywhere, known, places = routed_views(), _readable(), marked()
-    atomic = [routed.view for routed in everywhere if _is_atomic(routed.view)]
-    if late := {name for view in atomic for name in _beneath(view)}:
-        hint = (
-            "Put @lock above @api_view. For an operation of django-ninja or an action of the admin, write"
-            " a rule for the view that calls it into RULES."
-        )
-        found.append(_too_late(late, hint))
     for rule in _rules():
         covered = [routed for routed in everywhere if rule.covers(routed.resolved)]
         if not covered:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
-from weakref import WeakSet
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.conf import settings as django_settings
@@ -173,11 +172,6 @@ def mark(view: Callable[..., Any], lock: ViewLock) -> None:
     to the view.
     """
     setattr(view, _MARK, (lock, *marks_of(view)))
-    decorated.add(view)
-
-
-decorated: Final[WeakSet[Callable[..., Any]]] = WeakSet()
-"""The functions that ``@lock`` has made."""
 
 
 def marks_of(view: object) -> tuple[ViewLock, ...]:
