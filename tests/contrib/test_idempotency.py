@@ -100,7 +100,6 @@ def test_a_caller_without_an_identity_is_a_mistake_of_the_program(caller):
     [
         {"caller": None},
         {"caller": "user"},
-        {"header": "a b"},
         {"keep": 0},
         {"max_answers": 0},
         {"max_body": 1.5},

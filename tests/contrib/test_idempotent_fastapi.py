@@ -776,7 +776,7 @@ async def test_rows_read_before_the_lock_are_read_again(shop):
 async def test_the_engine_stores_answers_for_work_in_another_database(url):
     """When the request's dependencies have ended: what was raised, or not committed, is executed again."""
     app, ran, commits = FastAPI(), Counter(), []
-    once = Depends(idempotent(caller=user, store="engine", header="X-Key"))
+    once = Depends(idempotent(caller=user, store="engine"))
 
     def commit():
         yield
@@ -804,7 +804,7 @@ async def test_the_engine_stores_answers_for_work_in_another_database(url):
             return StreamingResponse(iter(["x" * 40_000] * 2))
         return JSONResponse({"ran": ran[how]}, 422 if how == "rejects" else 201)
 
-    headers = {"X-User": "anna", "X-Key": "k1"}
+    headers = {"X-User": "anna", "Idempotency-Key": "k1"}
     async with client_of(app) as client:
 
         async def post(how: str) -> tuple[int, str | None]:
@@ -839,7 +839,7 @@ async def test_the_engine_stores_answers_for_work_in_another_database(url):
         answers = [await client.post("/tasks", headers=headers) for _ in range(2)]
     assert [(each.status_code, each.text) for each in answers] == [(201, "1")] * 2
     failing.append(500)
-    headers["X-Key"] = "k2"
+    headers["Idempotency-Key"] = "k2"
     async with client_of(app) as client:
         answers = [await client.post("/orders/creates", headers=headers) for _ in range(3)]
     assert [each.status_code for each in answers] == [500, 201, 201]
@@ -893,11 +893,11 @@ async def test_openapi_describes_it(url):
     """The header, and the problems with their codes."""
     app = FastAPI()
     install(app, url)
-    dependency = idempotent(caller="anonymous", session=lambda: None, header="X-Key")
+    dependency = idempotent(caller="anonymous", session=lambda: None)
 
     @app.post("/orders", dependencies=[Depends(dependency)])
     def create() -> None: ...
 
     operation = app.openapi()["paths"]["/orders"]["post"]
-    assert [each["name"] for each in operation["parameters"]] == ["X-Key"]
+    assert [each["name"] for each in operation["parameters"]] == ["Idempotency-Key"]
     assert {"400", "409", "422", "429", "503"} <= operation["responses"].keys()

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origi
 from uuid import UUID
 from weakref import ref
 
+from fastapi import Depends
 from fastapi.dependencies.utils import request_params_to_args
 from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.requests import HTTPConnection
@@ -139,6 +140,22 @@ _MADE_OF_TEXT: Final = {"int": int, "uuid": UUID}
 
 _SEVERAL: Final = Sequence | AbstractSet | Mapping
 _TEXTS: Final = str | bytes | bytearray
+
+
+def needing(
+    dependencies: Mapping[str, Any], own: inspect.Signature | None = None
+) -> inspect.Signature:
+    """Return the signature of a dependency that FastAPI gives these, too, in this order, by their names.
+
+    ``own`` is its signature without them, which ends with the parameter that takes them.
+    """
+    kind = inspect.Parameter.KEYWORD_ONLY
+    more = [
+        inspect.Parameter(name, kind, annotation=Annotated[Any, Depends(each)])
+        for name, each in dependencies.items()
+    ]
+    before = [*own.parameters.values()][:-1] if own else []
+    return inspect.Signature([*before, *more])
 
 
 def needed_by(dependant: Any) -> Iterator[Any]:

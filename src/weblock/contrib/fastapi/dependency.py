@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Final, NoReturn, Unpack
 from weakref import WeakSet
 
-from fastapi import BackgroundTasks, Depends, params
+from fastapi import BackgroundTasks, params
 from fastapi.requests import HTTPConnection
 
 from ..._adapting import when
@@ -26,7 +26,7 @@ from ..asgi.request import SCOPE_KEY
 from ..kit import KeyFunction, LockSpec, name_of, shown
 from ..kit.guarding import DATABASE_GUARD, refuse_guard
 from ..kit.sql import LOCK_WAIT
-from .declared import Known, interrupting, known_of, values_for
+from .declared import Known, interrupting, known_of, needing, values_for
 
 
 class NotOfRequest:
@@ -63,16 +63,8 @@ class LockDependency(LockSpec):  # noqa: PLW1641 - dataclass makes the hash
     @property
     def __signature__(self) -> inspect.Signature:
         """What FastAPI solves before it calls this: key functions are dependencies of it."""
-        own = signature_of(self.__call__)
-        of_keys = [
-            inspect.Parameter(
-                f"key_{number}",
-                inspect.Parameter.KEYWORD_ONLY,
-                annotation=Annotated[object, Depends(function)],
-            )
-            for number, function in enumerate(self.functions)
-        ]
-        return own.replace(parameters=[*own.parameters.values()][:-1] + of_keys)
+        of_keys = {f"key_{number}": each for number, each in enumerate(self.functions)}
+        return needing(of_keys, signature_of(self.__call__))
 
     async def __call__(
         self, *, connection: HTTPConnection, background: BackgroundTasks, **made: object
@@ -188,7 +180,7 @@ def guarded(
         ConfigurationError: A lock has ``limit=`` or ``shared=``: the guard needs exclusive leases.
     """
     from ..sqlalchemy import guard
-    from ..sqlalchemy.sessions import end_reading_of, read_all_again
+    from ..sqlalchemy.sessions import rows_read_again
 
     example = 'write guarded(get_session, lock("create_item"))'
     given: object = get_session
@@ -209,22 +201,15 @@ def guarded(
 
     async def dependency(*, session: Any, **leases: Any) -> Any:
         # The fence is written first: what authentication has read with this session is read after it.
-        ended = await end_reading_of(session)
-        for lease in filter(None, leases.values()):
-            guard(session, lease, fence=True, wait=wait)
-        await read_all_again([ended])
+        async with rows_read_again(session):
+            for lease in filter(None, leases.values()):
+                guard(session, lease, fence=True, wait=wait)
         return session
 
     # FastAPI solves dependencies in this order: nothing is read before the locks are held.
     needed: dict[str, Any] = {f"lease_{number}": lock for number, lock in enumerate(locks)}
-    dependency.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[Any, Depends(needs)]
-            )
-            for name, needs in {**needed, "session": get_session}.items()
-        ]
-    )
+    signature = needing({**needed, "session": get_session})
+    dependency.__signature__ = signature  # type: ignore[attr-defined]
     dependency.__qualname__ = f"guarded({name_of(get_session)})"
     guarding.add(dependency)
     return dependency

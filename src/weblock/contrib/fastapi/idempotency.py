@@ -8,28 +8,39 @@ other middleware sees an ordinary response, each time.
 import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Unpack
 
 import anyio
-from fastapi import BackgroundTasks, Depends, Header, Request, params
+from fastapi import BackgroundTasks, Header, Request, params
 
 from ..._runtime.runtimes import drive
 from ...errors import ConfigurationError, LockTimeout, WeblockError
+from ...keys import signature_of
 from ..asgi import request_locks
 from ..asgi.layer import note, send_answer
 from ..asgi.protocol import App, Message, Receive, Scope, Send
 from ..asgi.request import SCOPE_KEY
 from ..kit import BodyDigest, ClientGone, Execution, shown
 from ..kit.idempotency import IdempotencyOptions, IdempotencySpec, Replay, body_consumed
-from .declared import needed_by
+from .declared import needed_by, needing
 
 if TYPE_CHECKING:
     from ..sqlalchemy.idempotency import OneTransaction
 
 _EXCHANGE: Final = "weblock.exchange"
 """Where a scope has its ``_Exchange``."""
+
+
+_KEY: Final = Header(
+    alias=IdempotencySpec.header,
+    description=(
+        "Required. A new random string, such as a UUID, for each operation, and the same string when the"
+        " request is sent again: the operation is then executed once."
+    ),
+)
 
 
 def idempotent(
@@ -55,7 +66,7 @@ def idempotent(
         store: ``"engine"`` stores the answer in the engine of the locks, for work in another kind of database:
             without a session. It is stored when the work was committed, so that **a request is executed again
             if its worker dies in between**. A response of more than ``max_body`` bytes (64 KiB) is sent, and not stored.
-        **options: ``wait``, ``header``, ``keep``, ``max_answers`` and ``max_body``: see
+        **options: ``wait``, ``keep``, ``max_answers`` and ``max_body``: see
             ``IdempotencyOptions``.
 
     Raises:
@@ -93,29 +104,21 @@ class IdempotentDependency(IdempotencySpec):
     @property
     def __signature__(self) -> inspect.Signature:
         """What FastAPI solves before it calls this, in this order: a session is opened last."""
-        key = Annotated[str | None, Header(alias=self.header, description=_DESCRIPTION)]
-        needed: dict[str, Any] = {"request": Request, "background": BackgroundTasks, "key": key}
-        if callable(self.caller):
-            needed["caller"] = Annotated[Any, Depends(self.caller)]
+        needed = {"caller": self.caller} if callable(self.caller) else {}
         if self.session:
-            needed["session"] = Annotated[Any, Depends(self.session)]
-        parameters = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind)
-            for name, kind in needed.items()
-        ]
-        parameters[2] = parameters[2].replace(default=None)
-        return inspect.Signature(parameters)
+            needed["session"] = self.session
+        return needing(needed, signature_of(self.__call__))
 
     async def __call__(
         self,
         *,
         request: Request,
         background: BackgroundTasks,
-        session: Any = None,
-        caller: object = None,
-        key: str | None = None,  # noqa: ARG002 - it is there for OpenAPI, and read with others of its name
+        key: Annotated[str | None, _KEY] = None,  # noqa: ARG002 - for OpenAPI: see ``asked``
+        **needed: Any,
     ) -> AsyncIterator[Any]:
         """Give the session of a request that is to be executed. Raises ``Replay`` if one was before."""
+        session = needed.get("session")
         exchange: _Exchange | None = request.scope.get(_EXCHANGE)
         if exchange is None or exchange.once or exchange.execution:
             why = "it is used twice in a route" if exchange else "weblock was not installed before"
@@ -125,7 +128,7 @@ class IdempotentDependency(IdempotencySpec):
                 code="idempotency",
             )
         asked = self.asked(
-            caller=caller,
+            caller=needed.get("caller"),
             method=request.method,
             path=request.scope["path"],
             sent=request.headers.getlist(self.header),
@@ -133,54 +136,38 @@ class IdempotentDependency(IdempotencySpec):
         )
         held, innermost = request_locks(request.scope), request.scope[SCOPE_KEY]
         innermost.hold_back(lambda: background.tasks)
-        lease, busy, ended = None, None, []
+        fresh: AbstractAsyncContextManager[None] = nullcontext()
         if self.session:
             from ..sqlalchemy.idempotency import OneTransaction, session_of
-            from ..sqlalchemy.sessions import (
-                end_reading_of,
-                leave_as_read,
-                read_all_again,
-                run_with,
-            )
+            from ..sqlalchemy.sessions import rows_read_again, run_with
 
             target = session_of(session)
             # Before it begins: whatever ends the request from then on, rolls it back.
             once = exchange.once = OneTransaction(target, self, asked, held, held.locks)
             exchange.run = lambda work, *given: run_with(lambda _session: work(*given), target)
-            ended = [await end_reading_of(session)]
+            fresh = rows_read_again(target)
         else:
             execution = exchange.execution = Execution(
                 self.texts(held.locks), self, asked, held, keeps_errors=True
             )
         try:
-            try:
-                lease = await held.hold(self.keys_of(asked), self.options)
-            except LockTimeout as error:
-                busy = error
-            if self.session:
-                found = await exchange.run(lambda: drive(once.begin(lease, busy)))
-            else:
-                found = await execution.begin(lease, busy)
-        except BaseException:
-            if ended:
-                leave_as_read(ended)
-            raise
-        if found:
-            exchange.replay = Replay(found)
-            raise exchange.replay
-        try:
-            if ended:
-                await read_all_again(ended)
+            async with fresh:
+                lease = busy = None
+                try:
+                    lease = await held.hold(self.keys_of(asked), self.options)
+                except LockTimeout as error:
+                    busy = error
+                if self.session:
+                    found = await exchange.run(lambda: drive(once.begin(lease, busy)))
+                else:
+                    found = await execution.begin(lease, busy)
+                if found:
+                    exchange.replay = Replay(found)
+                    raise exchange.replay
             yield session
         except BaseException:
             await exchange.roll_back()
             raise
-
-
-_DESCRIPTION: Final = (
-    "Required. A new random string, such as a UUID, for each operation, and the same string when the"
-    " request is sent again: the operation is then executed once."
-)
 
 
 def replaying(app: App) -> App:

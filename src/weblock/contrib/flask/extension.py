@@ -201,7 +201,7 @@ class WebLock:
             store: ``"engine"`` stores the answer in the engine of the locks, for work in another kind of
                 database. It is stored when the work was committed, so that **a request is executed again if
                 its worker dies in between**. A response of more than ``max_body`` bytes (64 KiB) is sent, and not stored.
-            **options: ``wait``, ``header``, ``keep``, ``max_answers`` and ``max_body``: see
+            **options: ``wait``, ``keep``, ``max_answers`` and ``max_body``: see
                 ``IdempotencyOptions``.
 
         Raises:

@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import Any, Final, NamedTuple, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypedDict, Unpack
 from uuid import UUID
 
 from ..._adapting import KeptTexts, tell
@@ -153,8 +153,6 @@ class IdempotencyOptions(TypedDict, total=False):
 
     wait: Duration | None
     """How many seconds to wait for a running request with the same key (0). Then the answer is 409."""
-    header: str
-    """The name of the header that has the key (``Idempotency-Key``)."""
     keep: Duration
     """For how many seconds an answer is stored (24 hours)."""
     max_answers: int
@@ -172,7 +170,8 @@ class IdempotencySpec(LockSpec):
 
     caller: Any = None
     """A function that returns the identity of a request's caller, or ``"anonymous"``."""
-    header: str = "Idempotency-Key"
+    header: ClassVar = "Idempotency-Key"
+    """The name of the header that has the key."""
     keep: float = 24 * 3600.0
     max_answers: int = 10_000
     max_body: int = 1024 * 1024
@@ -203,8 +202,6 @@ class IdempotencySpec(LockSpec):
         made = cls.of(
             ["idempotency:{digest}"], {"wait": more.pop("wait", 0)}, caller=caller, **more
         )
-        if not re.fullmatch(r"[A-Za-z0-9-]+", made.header):
-            raise ConfigurationError(f"header={made.header!r:.80} must be the name of a header")
         for name in ("max_answers", "max_body"):
             value: object = getattr(made, name)
             if type(value) is not int or value < 1:

@@ -28,14 +28,11 @@ import math
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from ..._requirements import require
-
-require("weblock.contrib.sessions", "sqlalchemy")
-
-from sqlalchemy import (  # noqa: E402 - only what fits can be imported
+from sqlalchemy import (
     Column,
     Connection,
     Engine,
@@ -47,16 +44,16 @@ from sqlalchemy import (  # noqa: E402 - only what fits can be imported
     select,
     update,
 )
-from sqlalchemy.exc import InvalidRequestError  # noqa: E402
-from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin  # noqa: E402
-from sqlalchemy.orm.attributes import set_committed_value  # noqa: E402
+from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin
+from sqlalchemy.orm.attributes import set_committed_value
 
-from ..._api import BaseLease, leaving  # noqa: E402
-from ..._platform.logs import logger  # noqa: E402
-from ..._platform.threads import running_loop  # noqa: E402
-from ...errors import ConfigurationError  # noqa: E402
-from ..kit.book import Book, current_book  # noqa: E402
-from ..kit.sql import Kind, kind_of  # noqa: E402
+from ..._api import BaseLease, leaving
+from ..._platform.logs import logger
+from ..._platform.threads import running_loop
+from ...errors import ConfigurationError
+from ..kit.book import Book, current_book
+from ..kit.sql import Kind, kind_of
 
 _KEEPS: Final = re.compile(
     r"\bFOR\s+((NO\s+)?KEY\s+)?(UPDATE|SHARE)\b|\bLOCK\s+IN\s+SHARE\s+MODE\b", re.IGNORECASE
@@ -79,15 +76,13 @@ Loaded = list[tuple[Any, dict[str, object]]]
 class _Transaction:
     """What a session has done in its current transaction."""
 
-    __slots__ = ("connections", "flushed", "session", "statement")
+    __slots__ = ("connections", "session", "statement")
 
     def __init__(self, session: Session) -> None:
         self.session = weakref.ref(session)
         self.connections: list[weakref.ref[Connection]] = []
         self.statement: str | None = None
         """The first statement whose effect a rollback would undo."""
-        self.flushed: tuple[Any, Engine | None] | None = None
-        """A mapper, and where its objects were written inside a lock."""
 
 
 _open: Final[weakref.WeakKeyDictionary[Session, _Transaction]] = weakref.WeakKeyDictionary()
@@ -99,7 +94,6 @@ def watch() -> None:
     """Let SQLAlchemy report the transactions of all sessions from now on, in the whole process."""
     event.listen(Session, "after_transaction_create", _created)
     event.listen(Session, "after_begin", _began)
-    event.listen(Session, "after_flush", _flushed)
     event.listen(Session, "after_transaction_end", _ended)
     event.listen(Session, "detached_to_persistent", _attached)
     event.listen(Engine, "begin", _register)
@@ -180,6 +174,18 @@ async def read_all_again(ended: Iterable[tuple[Session, Loaded]]) -> None:
             await run_with(read_again, session, loaded)
 
 
+@asynccontextmanager
+async def rows_read_again(session: Any) -> AsyncIterator[None]:
+    """End what a session has read, and read it again when the block, which locks, has ended."""
+    ended = [await end_reading_of(session)]
+    try:
+        yield
+    except BaseException:
+        leave_as_read(ended)
+        raise
+    await read_all_again(ended)
+
+
 async def run_with(work: Callable[..., Any], session: Session, *given: object) -> Any:
     """Let a session work: in its greenlet, on the loop, or in a thread, as the application does.
 
@@ -250,9 +256,6 @@ def _began(session: Session, _transaction: object, connection: Connection) -> No
 
 def _ended(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None and (ended := _open.pop(session, None)):
-        if ended.flushed:
-            mapper, writes = ended.flushed
-            _warn_if_other(session, _engine_of(session, mapper=mapper), writes)
         for known in ended.connections:
             connection = known()
             if connection is not None and ONCE not in session.info:  # There it goes on.
@@ -389,33 +392,15 @@ _probe: Final = Table("weblock_probe", MetaData(), Column("id", Integer))
 
 def _look_for_replica(session: Session) -> None:
     """Warn of a session whose ``get_bind`` sends SELECTs and UPDATEs to different databases."""
-    if _routes(session):
-        reads = _engine_of(session, clause=select(_probe))
-        _warn_if_other(session, reads, _engine_of(session, clause=update(_probe)))
-
-
-def _flushed(session: Session, _context: object) -> None:
-    """Note where a session writes: a ``get_bind`` may decide by whether the session is flushing."""
-    transaction, book = _open.get(session), current_book()
-    if transaction and book and book.keys and _routes(session):
-        for each in (*session.new, *session.dirty, *session.deleted):
-            mapper = inspect(each).mapper
-            transaction.flushed = mapper, _engine_of(session, mapper=mapper)
-
-
-def _routes(session: Session) -> bool:
-    return type(session).get_bind is not Session.get_bind
-
-
-def _engine_of(session: Session, **asked: Any) -> Engine | None:
+    get_bind: Callable[..., Engine | Connection] = type(session).get_bind
+    if get_bind is Session.get_bind:
+        return
     try:
-        return type(session).get_bind(session, **asked).engine
+        reads = get_bind(session, clause=select(_probe)).engine
+        writes = get_bind(session, clause=update(_probe)).engine
     except Exception:  # noqa: BLE001 - it is the application's, and may need more to decide
-        return None
-
-
-def _warn_if_other(session: Session, reads: Engine | None, writes: Engine | None) -> None:
-    if reads and writes and reads.pool is not writes.pool:
+        return
+    if reads.pool is not writes.pool:
         _warn_once(
             "%s.get_bind sends reads to %s and writes to %s. A replica may lag behind: inside a lock it"
             " returns outdated rows, and updates are lost. Use a session for locked requests that reads from"
