@@ -298,7 +298,8 @@ def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> 
         if mine.claim.owner == owner:
             if moment.now < mine.until:
                 answer = RELEASED
-            state = state._replace(grants=grants[:index] + grants[index + 1 :])
+            left = grants[:index] + grants[index + 1 :]
+            state = KeyState(state.fence, left, places, state.voided, state.asked)
             break
     if void > 0:
         others = [each for each in state.voided if each.owner != owner]
@@ -444,7 +445,8 @@ def _granted(
 ) -> KeyState:
     fence = max(state.fence + 1, moment.fence_floor)
     grant = Grant(claim, fence, moment.now, moment.now + length, confirmed)
-    return state._replace(fence=fence, grants=(*state.grants, grant))
+    # Without ``_replace``, which takes twice as long: each acquisition comes here.
+    return KeyState(fence, (*state.grants, grant), state.places, state.voided, state.asked)
 
 
 def _refreshed(
