@@ -39,6 +39,7 @@ from ..kit import (
     BODY_WAIT,
     Asked,
     Locked,
+    LockSpec,
     Problem,
     Rewrite,
     checked,
@@ -67,6 +68,11 @@ class LockingRoute:
     locks: Sequence[LockDependency]
     once: Sequence[IdempotentDependency]
     """What makes it execute a request once: there is at most one."""
+
+    @property
+    def specs(self) -> list[LockSpec]:
+        """All that it locks."""
+        return [*self.once, *self.locks]
 
     @property
     def is_websocket(self) -> bool:
@@ -149,22 +155,20 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
         served = _serving(app.routes, asked, {"root_path": app.root_path})
         routes = iter([served] if served else [])
     for found in routes:
-        if (found.locks or found.once) and not locks:
+        if not found.specs:
+            yield Locked(str(found))
+        elif not locks:
             yield ConfigurationError(
                 f"{found} locks, but weblock is not installed: call install(app)",
                 code="installation",
             )
-        if not (found.locks or found.once):
-            yield Locked(str(found))
-        for once in found.once:
-            yield Locked(str(found), once.keys, once.said, locks, LEASE_GUARD)
-        for lock in found.locks:
+        for spec in found.specs:
             dependant = found.route.dependant
             sessions = (each for each in needed_by(dependant) if each.call in guarding)
             guarded = {below.call for each in sessions for below in each.dependencies}
-            guard = DATABASE_GUARD if lock in guarded else LEASE_GUARD
-            order = _order_of(lock, dependant)
-            yield Locked(str(found), lock.keys, lock.said, locks, guard, order)
+            guard = DATABASE_GUARD if spec in guarded else LEASE_GUARD
+            order = _order_of(spec, dependant)
+            yield Locked(str(found), spec.keys, spec.said, locks, guard, order)
         yield from _faults(found, locks)
 
 
@@ -189,7 +193,7 @@ def _serving(
     return None
 
 
-def _order_of(lock: LockDependency, dependant: Any) -> str:
+def _order_of(lock: LockSpec, dependant: Any) -> str:
     """Return which dependencies FastAPI solves before a lock, and whether authentication is one."""
     calls = list(dict.fromkeys(each.call for each in needed_by(dependant)))
     at = calls.index(lock)
@@ -215,7 +219,7 @@ def locking_routes(
         return
     for route in each_route(routes):
         found = _locking(route, around)
-        if found.locks or found.once:
+        if found.specs:
             yield found
         elif inner := getattr(route, "routes", None):
             yield from locking_routes(inner, [*within, routes], found)

@@ -324,15 +324,13 @@ def watch_sessions() -> None:
     """Notice which SQLAlchemy sessions a request uses, if the application has imported SQLAlchemy."""
     if "sqlalchemy.orm" in sys.modules:
         try:
-            from ..sqlalchemy.sessions import watch
+            from ..sqlalchemy import sessions  # noqa: F401 - it watches them from now on
         except ConfigurationError as error:
             logger.warning(
                 "rows that are read before a lock are not read again inside it: %s"
                 " [weblock.stale_rows]",
                 error.message,
             )
-        else:
-            watch()
 
 
 async def to_its_end(

@@ -40,9 +40,7 @@ from ..kit.application import shown  # noqa: E402
 from ..kit.guarding import Mark, Row, Runner, is_due, marks_of  # noqa: E402
 from ..kit.sql import LENGTHS, LOCK_WAIT, TABLE, Kind, Trouble, kind_of, refuse_commit, trouble_of  # noqa: E402
 from .idempotency import answer_table as answer_table  # noqa: E402
-from .sessions import GUARDED, commits_by_itself, has_begun, watch  # noqa: E402
-
-watch()
+from .sessions import GUARDED, commits_by_itself, has_begun  # noqa: E402
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

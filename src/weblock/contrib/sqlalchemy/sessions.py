@@ -15,9 +15,10 @@ A rollback must lose nothing. A transaction in which anything but plain SELECTs 
 refused, and so is one that its owner has to end: that of a ``begin()`` block, of ``begin_nested()``, or
 of a connection that the session was given.
 
-``watch`` makes SQLAlchemy report transactions and statements. A session belongs to each request in whose
-context it is used (``current_book``), whichever dependency has made it. A request uses its sessions one
-after the other until it has the lock; one that another task uses at that moment raises SQLAlchemy's error.
+From the import of this module on, SQLAlchemy reports the transactions and statements of all sessions in the
+process. A session belongs to each request in whose context it is used (``current_book``), whichever
+dependency has made it. A request uses its sessions one after the other until it has the lock; one that
+another task uses at that moment raises SQLAlchemy's error.
 """
 
 from __future__ import annotations
@@ -89,22 +90,10 @@ _open: Final[weakref.WeakKeyDictionary[Session, _Transaction]] = weakref.WeakKey
 _on: Final[weakref.WeakKeyDictionary[Connection, _Transaction]] = weakref.WeakKeyDictionary()
 
 
-@functools.cache
-def watch() -> None:
-    """Let SQLAlchemy report the transactions of all sessions from now on, in the whole process."""
-    event.listen(Session, "after_transaction_create", _created)
-    event.listen(Session, "after_begin", _began)
-    event.listen(Session, "after_transaction_end", _ended)
-    event.listen(Session, "detached_to_persistent", _attached)
-    event.listen(Engine, "begin", _register)
-    event.listen(Engine, "before_cursor_execute", _sent)
-    leaving.append(_leaving)
-
-
 def has_begun(session: Session) -> bool:
     """Return whether a session may have sent anything in its current transaction."""
     transaction = _open.get(session)
-    if transaction is None:  # It may be older than ``watch``.
+    if transaction is None:  # It may be older than this module.
         return session.in_transaction()
     return bool(transaction.connections)
 
@@ -232,12 +221,14 @@ def commits_by_itself(connection: Connection) -> bool:
     return level == "AUTOCOMMIT" or getattr(driver, "autocommit", False) is True
 
 
+@event.listens_for(Session, "after_transaction_create")
 def _created(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None:
         _open[session] = _Transaction(session)
         _register(session)
 
 
+@event.listens_for(Engine, "begin")
 def _register(used: Session | Connection) -> None:
     """Record that the running request has used a session, or a connection by itself."""
     if (book := current_book()) is not None:
@@ -245,6 +236,7 @@ def _register(used: Session | Connection) -> None:
         book.sessions.setdefault(weakref.ref(used, book.sessions.pop), on_loop)
 
 
+@event.listens_for(Session, "after_begin")
 def _began(session: Session, _transaction: object, connection: Connection) -> None:
     transaction = _open.get(session)
     if transaction is not None and _on.get(connection) is not transaction:  # Not a savepoint.
@@ -254,6 +246,7 @@ def _began(session: Session, _transaction: object, connection: Connection) -> No
             _look_for_replica(session)
 
 
+@event.listens_for(Session, "after_transaction_end")
 def _ended(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None and (ended := _open.pop(session, None)):
         for known in ended.connections:
@@ -262,6 +255,7 @@ def _ended(session: Session, transaction: SessionTransaction) -> None:
                 _on.pop(connection, None)
 
 
+@event.listens_for(Engine, "before_cursor_execute")
 def _sent(connection: Connection, _cursor: object, statement: str, *_more: object) -> None:
     if (transaction := _on.get(connection)) is not None:
         if (session := transaction.session()) is not None:
@@ -270,6 +264,7 @@ def _sent(connection: Connection, _cursor: object, statement: str, *_more: objec
             transaction.statement = statement
 
 
+@event.listens_for(Session, "detached_to_persistent")
 def _attached(_session: Session, instance: object) -> None:
     if (book := current_book()) is not None and book.keys:
         _warn_once(
@@ -310,6 +305,9 @@ def _leaving(lease: BaseLease) -> None:
                 " before the session is used) [weblock.released_before_commit]",
                 lease.key,
             )
+
+
+leaving.append(_leaving)
 
 
 def _has_changes(session: Session) -> bool:
