@@ -155,10 +155,9 @@ class Options:
         self._engine = engine
         self._known.clear()
         terms = self.own[0]
-        check_limit(terms.limit, engine)
         if terms.renew and engine.recovery:
             engine.recovery.cover(terms.ttl)
-        check_ttl(terms, engine)
+        self._check_on_engine(terms)
 
     def after_fork(self) -> None:
         """Take the label of the child process, if the label is the default."""
@@ -185,8 +184,7 @@ class Options:
             pass
         _refuse_unknown(given, _CHECKS)
         options = self._terms_of(self._merged(given))
-        check_limit(options[0].limit, self._engine)
-        check_ttl(options[0], self._engine)
+        self._check_on_engine(options[0])
         if len(self._known) < REMEMBERED:
             self._known[said] = options
         return options
@@ -206,6 +204,29 @@ class Options:
                     " out"
                 )
         return self.of_call(given)[0]
+
+    def _check_on_engine(self, terms: Terms) -> None:
+        """Raise ``ConfigurationError`` if the engine cannot grant such leases."""
+        engine, limit = self._engine, terms.limit
+        if engine is None:
+            return
+        several = limit != 1 and engine.limits != "any"
+        if several and not (limit == SHARED and engine.limits == "shared"):
+            given = "shared=True" if limit == SHARED else f"limit={limit}"
+            raise ConfigurationError(
+                f"engine {engine.name} cannot grant a key to several holders, as {given} wants: choose"
+                " an engine that can, such as file:// or redis://",
+                code="unsuitable_engine",
+            )
+        recovery = engine.recovery
+        if terms.renew and recovery and not recovery.covers(terms.ttl):
+            raise ConfigurationError(
+                f"ttl={terms.ttl:g} is longer than recovery={recovery.seconds:g}, after which engine"
+                f" {engine.name} grants keys again when it has lost its data: add"
+                f" recovery={terms.ttl:g} to the URL in all programs that lock the same keys, or"
+                " shorten the ttl",
+                code="unsuitable_engine",
+            )
 
     def _terms_of(self, options: dict[str, Any]) -> CallTerms:
         terms = Terms(
@@ -236,33 +257,6 @@ class Options:
         elif shared is False and "limit" not in given and merged["limit"] == SHARED:
             merged["limit"] = 1  # A call overrides what its locks share by default.
         return merged
-
-
-def check_limit(limit: int, engine: Engine | None) -> None:
-    """Raise ``ConfigurationError`` if an engine cannot grant leases with such a limit."""
-    if limit == 1 or engine is None or engine.limits == "any":
-        return
-    if limit == SHARED and engine.limits == "shared":
-        return
-    given = "shared=True" if limit == SHARED else f"limit={limit}"
-    raise ConfigurationError(
-        f"engine {engine.name} cannot grant a key to several holders, as {given} wants: choose an"
-        " engine that can, such as file:// or redis://",
-        code="unsuitable_engine",
-    )
-
-
-def check_ttl(terms: Terms, engine: Engine | None) -> None:
-    """Raise ``ConfigurationError`` if a renewed lease could outlast the recovery of its engine."""
-    recovery = engine.recovery if engine else None
-    if engine is None or recovery is None or not terms.renew or recovery.covers(terms.ttl):
-        return
-    raise ConfigurationError(
-        f"ttl={terms.ttl:g} is longer than recovery={recovery.seconds:g}, after which engine {engine.name}"
-        " grants keys again when it has lost its data: add"
-        f" recovery={terms.ttl:g} to the URL in all programs that lock the same keys, or shorten the ttl",
-        code="unsuitable_engine",
-    )
 
 
 def _refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:

@@ -66,15 +66,13 @@ def ranges(extra: str) -> dict[str, str]:
 
 
 def _within(version: str, wanted_range: str) -> bool:
-    return all(_holds(version, bound) for bound in wanted_range.split(",") if bound)
-
-
-def _holds(version: str, bound: str) -> bool:
     """Compare the numbers alone: a beta of the next major release counts as that release."""
     found = _numbers(version)
-    if bound.startswith("<"):
-        return found < _numbers(bound[1:])
-    return found >= _numbers(bound.removeprefix(">="))
+    for bound in wanted_range.split(","):
+        least = bound.startswith(">=")
+        if bound and (found >= _numbers(bound)) is not least:
+            return False
+    return True
 
 
 def _numbers(version: str) -> tuple[int, ...]:

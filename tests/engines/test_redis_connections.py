@@ -23,8 +23,9 @@ from weblock import AsyncLocks, EngineUnavailable, Locks
 from weblock._adapting import key_space_of
 from weblock._core.ports import Pulse
 from weblock.stores.redis import blocking
-from weblock.stores.redis.aio import AsyncioLink, connected
+from weblock.stores.redis.aio import AsyncioLink
 from weblock.stores.redis.calls import packed
+from weblock.stores.redis.internals import take_writer
 from weblock.stores.redis.settings import Address
 from weblock.stores.redis.store import RedisStore
 from weblock.stores.redis.topology import Nodes
@@ -419,9 +420,11 @@ def _written(link: AsyncioLink) -> list[bytes]:
 
 
 async def _link(server: Server, timeout: float = 1.0) -> AsyncioLink:
-    return await connected(
+    connection = redis.asyncio.Connection(port=server.port, protocol=3)
+    await connection.connect()
+    return AsyncioLink(
         Address("127.0.0.1", server.port),
-        redis.asyncio.Connection(port=server.port, protocol=3),
+        take_writer(connection),
         timeout=timeout,
         on_end=lambda _link: None,
     )

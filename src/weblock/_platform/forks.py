@@ -33,6 +33,7 @@ import threading
 import weakref
 from contextlib import ExitStack, suppress
 from os import getpid
+from types import SimpleNamespace
 from typing import Final, Protocol
 
 __all__ = ["Mutex", "close_in_children", "enter_child", "getpid", "process", "reset_after_fork"]
@@ -55,17 +56,11 @@ class Open(Protocol):
         """Return the number of its descriptor, which is negative if that is closed. Acquires no mutex."""
 
 
-class _Process:
-    """The process that all objects here belong to."""
+process: Final = SimpleNamespace(pid=getpid())
+"""The process that all objects here belong to.
 
-    __slots__ = ("pid",)
-
-    def __init__(self) -> None:
-        self.pid = getpid()
-
-
-process: Final = _Process()
-"""Its id differs from ``getpid()`` in a child that has not replaced the objects of its parent."""
+Its id differs from ``getpid()`` in a child that has not replaced the objects of its parent.
+"""
 
 # By identity, since some that heed forks compare by value and cannot be hashed.
 _resetting: Final[weakref.WeakValueDictionary[int, Forking]] = weakref.WeakValueDictionary()

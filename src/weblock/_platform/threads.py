@@ -223,9 +223,8 @@ class BackgroundThread:
     def _take_turn(self) -> bool:
         turn, taken = self._turn, list[bool]()
         try:
-            taken += map(
-                turn.acquire, (False,)
-            )  # See ``transport.pool.turns``: a greenlet may be interrupted.
+            # See ``transport.pool.turns``: a greenlet may be interrupted.
+            taken += map(turn.acquire, (False,))
             if taken == [False]:
                 return False
             self._thread = threading.current_thread()

@@ -58,24 +58,21 @@ TIDY: Final = 5.0
 def open_quorum(urls: Sequence[str]) -> QuorumEngine:
     """Return the engine of several servers. Raises ``ConfigurationError`` for an invalid list."""
     require("a quorum of Redis servers", "redis")
-    return QuorumEngine([_settings(url) for url in urls])
-
-
-def _settings(url: str) -> Settings:
-    if str(url).partition("://")[0].lower() not in REDIS:
-        raise ConfigurationError(f"a quorum is made of redis:// servers, not of {shown(url)}")
-    settings = parse(url)
-    if settings.deployment is not Deployment.SINGLE:
-        raise ConfigurationError(
-            f"a quorum is made of single servers, independent of one another: {settings.name} is a"
-            f" {settings.deployment.value}"
-        )
-    if "timeout=" not in url:
-        settings = replace(settings, timeout=TIMEOUT)
-    return settings if "connect_timeout=" in url else replace(settings, connect_timeout=TIMEOUT)
-
-
-def _check(settings: Sequence[Settings]) -> None:
+    settings: list[Settings] = []
+    for url in urls:
+        if str(url).partition("://")[0].lower() not in REDIS:
+            raise ConfigurationError(f"a quorum is made of redis:// servers, not of {shown(url)}")
+        one = parse(url)
+        if one.deployment is not Deployment.SINGLE:
+            raise ConfigurationError(
+                f"a quorum is made of single servers, independent of one another: {one.name} is a"
+                f" {one.deployment.value}"
+            )
+        if "timeout=" not in url:
+            one = replace(one, timeout=TIMEOUT)
+        if "connect_timeout=" not in url:
+            one = replace(one, connect_timeout=TIMEOUT)
+        settings.append(one)
     recoveries = sorted({each.recovery.seconds for each in settings})
     if len(recoveries) > 1:
         raise ConfigurationError(
@@ -94,6 +91,7 @@ def _check(settings: Sequence[Settings]) -> None:
                 f"{address} is named more than once: a quorum needs servers that fail independently,"
                 " not several databases of one server"
             )
+    return QuorumEngine(settings)
 
 
 class QuorumEngine(Engine):
@@ -104,7 +102,6 @@ class QuorumEngine(Engine):
     fails_as_one = False  # It knows of each server whether it is down, and does not ask that one.
 
     def __init__(self, settings: Sequence[Settings]) -> None:
-        _check(settings)
         self.recovery = settings[0].recovery
         self._settings = [replace(each, recovery=self.recovery) for each in settings]
         self.names = [each.name for each in settings]

@@ -54,11 +54,6 @@ class Acquisition:
         self._grants: dict[int, Granted] = {}
         """What a server has notified it of, by the local clock."""
 
-    @property
-    def void(self) -> float:
-        """Return the seconds for which servers must reject its late requests."""
-        return 2 * self.claim.ttl + LATEST
-
     def asked_for(self, ttl: float, now: float) -> None:
         """Note how long servers may remember this request if no other follows."""
         self.forgotten_at = max(self.forgotten_at, now + 2 * ttl + LATEST)

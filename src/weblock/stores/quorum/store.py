@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from ..._core.ports import Look, Pulse, Reply, Runtime, Store, Unfinished
@@ -12,7 +13,7 @@ from ..redis.calls import MICRO, Unknown
 from ..redis.store import RedisStore
 from ..transport.failures import spread
 from ..transport.sending import Send
-from .acquisition import Acquisition, Votes
+from .acquisition import LATEST, Acquisition, Votes
 
 if TYPE_CHECKING:
     from . import QuorumEngine
@@ -149,7 +150,8 @@ class QuorumStore(Store):
         acquisition = self._engine.acquisitions.get(owner)
         if acquisition:
             acquisition.over = True  # Before we look whether a repair is under way.
-            void = max(void, acquisition.void if acquisition.under_way else 0)
+            if acquisition.under_way:  # Its late requests must be rejected.
+                void = max(void, 2 * acquisition.claim.ttl + LATEST)
         # Servers that were never asked have nothing to release.
         servers = frozenset(list(acquisition.asked)) if acquisition else self._all
         votes = await self._ask(servers, lambda store: store.release(key, owner, void=void))
@@ -268,7 +270,13 @@ class QuorumStore(Store):
             try:
                 answer = replies[server] = await question(self._stores[server])
             except (EngineUnavailable, ConfigurationError) as error:
-                replies[server] = self._failed(server, error, sent)
+                failure = error
+                if isinstance(failure, ConfigurationError):
+                    failure = EngineUnavailable(self._engine.names[server], failure.message)
+                replies[server] = failure
+                # Left out for a while, also if it is unfit; not if it answers and recovers.
+                if not isinstance(failure.__cause__, Unknown):
+                    health.failed(server, failure, sent=sent)
                 return
             received = now()
             health.answered_at[server] = received
@@ -285,16 +293,6 @@ class QuorumStore(Store):
                 replies[server] = silent
                 health.failed(server, silent, sent=sent)
         return votes()  # Answers that come later change nothing.
-
-    def _failed(
-        self, server: int, error: EngineUnavailable | ConfigurationError, sent: float
-    ) -> EngineUnavailable:
-        """Leave a server out for a while, unless it answers and recovers; one that is unfit, too."""
-        if not isinstance(error, EngineUnavailable):
-            error = EngineUnavailable(self._engine.names[server], error.message)
-        if not isinstance(error.__cause__, Unknown):
-            self._engine.health.failed(server, error, sent=sent)
-        return error
 
     def _known(self, reply: Reply | None, votes: Votes) -> Reply:
         if reply is None:
@@ -314,8 +312,7 @@ class QuorumStore(Store):
         return unavailable
 
 
-def _granted(votes: Votes) -> bool:
-    return votes.granted
+_granted: Final[Callable[[Votes], bool]] = attrgetter("granted")
 
 
 async def _beat(store: RedisStore, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:

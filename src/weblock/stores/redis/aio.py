@@ -20,7 +20,7 @@ from ..._core.ports import CheckAgain
 from ..._platform.forks import close_in_children
 from ..._platform.logs import logger
 from ..transport.failures import Unfit
-from ..transport.loops import BeforeLoopEnds, ByLoop, made_for_all
+from ..transport.loops import BeforeLoopEnds, ByLoop
 from .asking import connecting, in_background
 from .calls import packed
 from .internals import take_writer
@@ -174,19 +174,6 @@ class AsyncioLink(Link[tuple[asyncio.Future[Any], float]], asyncio.Protocol):
         self._on_end(self)
 
 
-async def connected(
-    address: Address, connection: redis.asyncio.Connection, **rest: Any
-) -> AsyncioLink:
-    """Let redis-py connect and authenticate, and take the connection over."""
-    try:
-        with connecting():
-            await connection.connect()
-    except BaseException:
-        await connection.disconnect(nowait=True)
-        raise
-    return AsyncioLink(address, take_writer(connection), **rest)
-
-
 class Loan(Link[None]):
     """A link of an event loop, as the thread of the keeper uses it."""
 
@@ -250,7 +237,13 @@ class LoopLinks:
             )
             # Looked at, lest the loop logs the error where all callers were cancelled.
             making.add_done_callback(lambda made: made.cancelled() or made.exception())
-        return await made_for_all(making, _closed)
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if making.cancelled() and task and not task.cancelling():  # It was closed meanwhile.
+                raise Unfit("it was closed") from None
+            raise
 
     def listen(self) -> None:
         """Subscribe on an open link, unless that has been done."""
@@ -303,12 +296,20 @@ class LoopLinks:
 
     async def _new(self, address: Address, introduce: Introduce) -> AsyncioLink:
         try:
-            ways = {
-                "timeout": self._timeout,
-                "on_end": self._ended,
-                "subscription": self.subscription,
-            }
-            link = await connected(address, self._connect(address), **ways)
+            connection = self._connect(address)
+            try:
+                with connecting():
+                    await connection.connect()
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
+            link = AsyncioLink(
+                address,
+                take_writer(connection),  # It has connected and authenticated.
+                timeout=self._timeout,
+                on_end=self._ended,
+                subscription=self.subscription,
+            )
             await introduce(link)
         finally:
             self._making.pop(address, None)
@@ -363,16 +364,12 @@ class AsyncioLinks(Links):
         if latest and latest.loop is asyncio.get_running_loop() and address in latest.up:
             return latest.up[address]
         if self._closed:  # A request under way fails then, and would be repeated on a new one.
-            raise _closed()
+            raise Unfit("it was closed")
         return await self._loops.here().take(address, introduce)
 
     def close(self) -> None:
         self._closed = True
         self._loops.close()
-
-
-def _closed() -> Unfit:
-    return Unfit("it was closed")
 
 
 def _warn_if_refused(subscribed: asyncio.Future[Any]) -> None:

@@ -154,8 +154,7 @@ class BlockingLink(Link[list[Any]]):
             self.discard()
         return self.alive
 
-    def close(self) -> None:
-        self.discard()
+    close = Link.discard
 
     def _failed(self, error: OSError) -> Exception:
         """End the connection, and return redis-py's error for what happened to it."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any, Final, cast
+from functools import cache, partial
+from typing import Any, Final
 
 import redis
 import redis.asyncio
@@ -18,6 +18,7 @@ from ..._core.ports import Switchboard
 from ...errors import ConfigurationError
 from ...keys import signature_of
 from .aio import AsyncioLinks, LoopLinks
+from .asking import Connect
 from .blocking import LISTENED_IN, BlockingLink, BlockingLinks, Lent, Receiver, connected
 from .calls import Layout
 from .link import Links, Subscription
@@ -44,6 +45,7 @@ class Connections:
         self._admit = admit
         self._switchboard = switchboard
         self._layout = Layout(settings.prefix, settings.buckets)
+        self.sentinel: Connect = partial(self.connection, of_sentinel=True)
         self._try_out(self.connection)
         self._try_out(self.sentinel)
         self._nodes: Nodes
@@ -66,9 +68,10 @@ class Connections:
         settings = self._settings
         links: Links
         if suspends:
-            self._try_out(self._asyncio)
+            connect = partial(self.connection, suspends=True, listens=True)
+            self._try_out(connect)
             links = AsyncioLinks(
-                lambda: LoopLinks(self._new_subscription(), self._asyncio, timeout=settings.timeout)
+                lambda: LoopLinks(self._new_subscription(), connect, timeout=settings.timeout)
             )
         else:
             links = BlockingLinks(
@@ -88,13 +91,27 @@ class Connections:
         """Return where the primaries are. Raises redis-py's errors, or ``Unfit``."""
         return self._known_nodes().masters()
 
-    def connection(self, address: Address, *, listens: bool = False) -> redis.Connection:
-        """Return a connection that is not open yet, for a caller that closes it."""
-        return cast("redis.Connection", self._made(address, listens=listens))
-
-    def sentinel(self, address: Address) -> redis.Connection:
-        """Return a connection to a Sentinel, like ``connection``."""
-        return cast("redis.Connection", self._made(address, of_sentinel=True))
+    def connection(
+        self,
+        address: Address,
+        *,
+        suspends: bool = False,
+        listens: bool = False,
+        of_sentinel: bool = False,
+    ) -> Any:
+        """Return a connection of redis-py that is not open yet, for a caller that closes it."""
+        settings, (host, port) = self._settings, address
+        kind = _CLASSES[not port, settings.sentinel_tls if of_sentinel else settings.tls][suspends]
+        return kind(
+            **({"host": host, "port": port} if port else {"path": host}),
+            **(settings.sentinel if of_sentinel else settings.connection),
+            **quiet(kind),
+            db=0 if of_sentinel else settings.db,
+            socket_timeout=settings.timeout,
+            socket_connect_timeout=settings.connect_timeout,
+            protocol=3 if listens else 2,  # RESP3 marks notifications as such.
+            retry=AsyncioRetry(NoBackoff(), 0) if suspends else Retry(NoBackoff(), 0),
+        )
 
     def close(self) -> None:
         self._receiver.close()
@@ -133,9 +150,6 @@ class Connections:
         connection = self.connection(address, listens=True)
         return connected(address, connection, timeout=LISTENED_IN, subscription=subscription)
 
-    def _asyncio(self, address: Address) -> redis.asyncio.Connection:
-        return cast("redis.asyncio.Connection", self._made(address, suspends=True, listens=True))
-
     def _try_out(self, connect: Callable[[Address], object]) -> None:
         """Raise ``ConfigurationError`` for settings of which redis-py makes no connection.
 
@@ -148,27 +162,6 @@ class Connections:
                 f"redis-py {redis.__version__} cannot connect to {self._settings.name} with these"
                 f" settings: {error}"
             ) from error
-
-    def _made(
-        self,
-        address: Address,
-        *,
-        suspends: bool = False,
-        listens: bool = False,
-        of_sentinel: bool = False,
-    ) -> object:
-        settings, (host, port) = self._settings, address
-        kind = _CLASSES[not port, settings.sentinel_tls if of_sentinel else settings.tls][suspends]
-        return kind(
-            **({"host": host, "port": port} if port else {"path": host}),
-            **(settings.sentinel if of_sentinel else settings.connection),
-            **quiet(kind),
-            db=0 if of_sentinel else settings.db,
-            socket_timeout=settings.timeout,
-            socket_connect_timeout=settings.connect_timeout,
-            protocol=3 if listens else 2,  # RESP3 marks notifications as such.
-            retry=AsyncioRetry(NoBackoff(), 0) if suspends else Retry(NoBackoff(), 0),
-        )
 
 
 @cache

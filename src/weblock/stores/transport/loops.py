@@ -21,7 +21,6 @@ class OfLoop(Protocol):
 
 
 T = TypeVar("T", bound=OfLoop)
-R = TypeVar("R")
 
 
 class ByLoop(Generic[T]):
@@ -101,17 +100,3 @@ async def _until_closed(then: Callable[[], None]) -> AsyncGenerator[None]:
         yield
     finally:
         then()
-
-
-async def made_for_all(making: asyncio.Future[R], ended: Callable[[], Exception]) -> R:
-    """Wait for what several tasks wait for; those that are cancelled leave it to the others.
-
-    Raises ``ended()`` if it was cancelled itself: no caller was.
-    """
-    try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if making.cancelled() and task and not task.cancelling():
-            raise ended() from None
-        raise

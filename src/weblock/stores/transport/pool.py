@@ -228,7 +228,7 @@ class LoopPool(Generic[L]):
         """Close the connections, and those in use when they come back. It must run in the loop."""
         self._closed = True
         self._end.now()
-        self._close_idle()  # Those that were made after the loop had closed its generators.
+        _close_all(self._idle)  # Those that were made after the loop had closed its generators.
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(Unfit("it was closed"))
@@ -246,7 +246,7 @@ class LoopPool(Generic[L]):
     def _put_back(self, connection: L | None, error: BaseException | None = None) -> None:
         if isinstance(error, TimeoutError):
             self._silence.notice(error)
-            self._close_idle()
+            _close_all(self._idle)
         if connection:
             self._in_use.discard(connection)
         if connection and (error is None or isinstance(error, self._silence.answers)):
@@ -255,7 +255,7 @@ class LoopPool(Generic[L]):
         elif connection:
             connection.close()
         if self._closed:
-            self._close_idle()
+            _close_all(self._idle)
         self._end_turn()
 
     async def _take_turn(self, *, first: bool) -> None:
@@ -302,11 +302,8 @@ class LoopPool(Generic[L]):
         close_in_children(connection)
         return connection
 
-    def _close_idle(self) -> None:
-        _close_all(self._idle)
-
     def _before_loop_ends(self) -> None:
-        self._close_idle()
+        _close_all(self._idle)
         for task in list(self._settling):
             task.cancel()
 
