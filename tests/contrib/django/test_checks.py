@@ -70,8 +70,8 @@ def test_nothing_is_wrong(project: Any, tmp_path: Path) -> None:
         ({"default": {}, "jobs": {"CACHE": "default"}}, "WEBLOCK['jobs'] has 'CACHE'"),
         ({"default": {"BUSY_VIEW": "no.such.module"}}, "['BUSY_VIEW']: No module"),
         ({"default": {"RULES": [{"view": "shop:item"}]}}, "RULES"),
-        ({"default": {"RULES": [{"view": "shop:item", "key": 7}]}}, "key 7 must be a template"),
-        ({"default": {"RULES": [{"namespace": "shop", "key": None}]}}, "key None must be"),
+        ({"default": {"RULES": [{"view": "shop:item", "key": 7}]}}, "key=7 must be a template"),
+        ({"default": {"RULES": [{"namespace": "shop", "key": None}]}}, "key=None must be"),
         ({"default": {"RULES": [{"view": "shop:item", "key": Items.post}]}}, "missing a required"),
         ("redis://localhost", "dict of aliases"),
     ],
@@ -247,7 +247,7 @@ def test_rules_that_are_about_nothing(rule: Any, wrong: str | None, project: Any
     project.ROOT_URLCONF = SHOP
     project.WEBLOCK["default"]["RULES"] = [rule]
     assert list(found()) == ([wrong] if wrong else [])
-    assert all("RULES'].0" in message for message in found().values())
+    assert all("RULES'][0]" in message for message in found().values())
 
 
 @pytest.mark.parametrize(

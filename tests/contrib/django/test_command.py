@@ -156,10 +156,10 @@ def test_what_is_locked_is_listed(settings: Any) -> None:
     ]
     rules = [line for line in output.splitlines() if line.startswith("WEBLOCK")]
     assert rules == [
-        "WEBLOCK['default']['RULES'].0: view 'item', methods ['PUT']",
-        "WEBLOCK['default']['RULES'].1: route 'items/<int:pk>'",
-        "WEBLOCK['default']['RULES'].2: view 'item', exempt",
-        "WEBLOCK['jobs']['RULES'].0: view 'item'",
+        "WEBLOCK['default']['RULES'][0]: view 'item', methods ['PUT']",
+        "WEBLOCK['default']['RULES'][1]: route 'items/<int:pk>'",
+        "WEBLOCK['default']['RULES'][2]: view 'item', exempt",
+        "WEBLOCK['jobs']['RULES'][0]: view 'item'",
     ]
     heads = [line for line in run("check", "post", "/items/7?x=1").splitlines() if line[0] != " "]
     assert heads == [rules[1], rules[3], "item at 'items/<int:pk>'"]

@@ -130,17 +130,17 @@ def test_a_rule_has_options_and_an_alias(rule: Any, settings: Any, url: str) -> 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"view": "shop:item"}, r"RULES'\]\.0: give either a key"),
+        ({"view": "shop:item"}, r"RULES'\]\[0\]: give either a key"),
         ({"view": "shop:item", "namespace": "shop", "key": "k"}, "give one of these: view"),
         ({"view": "shop:item", "key": "{pk"}, "brace"),
         ({"view": "shop:item", "key": "k", "timeout": 1}, "'timeout'"),
         ({"view": "shop:item", "key": "k", "methods": ["PSOT"]}, "PSOT"),
         (
             {"path": "/shops", "key": "k"},
-            r"RULES'\]\.0 has 'path', which is not an option of a rule.* route",
+            r"RULES'\]\[0\] has 'path', which is not an option of a rule.* route",
         ),
-        ({"view": "shop:item", "key": 7}, r"RULES'\]\.0: key 7 must be a template"),
-        ({"view": "shop:item", "key": None}, "key None must be a template"),
+        ({"view": "shop:item", "key": 7}, r"RULES'\]\[0\]: key=7 must be a template"),
+        ({"view": "shop:item", "key": None}, "key=None must be a template"),
         ({"route": 7, "key": "k"}, "such as 'shops/<int:shop>/items/'"),
         ({"key": "k"}, "give one of these: view"),
         ("shops", "give a dict"),

@@ -49,17 +49,11 @@ class AliasTable:
 class _Shown(admin.ModelAdmin):
     """Shows what comes and goes by itself."""
 
-    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002 - Django's
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002 - Django's
         """Nobody adds, changes or deletes anything here."""
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
-        """Nobody adds, changes or deletes anything here."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
-        """Nobody adds, changes or deletes anything here."""
-        return False
+    has_change_permission = has_delete_permission = has_add_permission
 
 
 @admin.register(Lock)

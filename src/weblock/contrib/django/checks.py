@@ -225,7 +225,7 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
         if known and lock.alias not in known:
             text = f"{what} needs the alias {lock.alias!r}, which is not in WEBLOCK."
             found.append(Error(text, hint=f"Available: {', '.join(known)}.", id="weblock.E005"))
-        if (own := known.get(lock.alias)) and own.guard.asked_by(lock.guard):
+        if (own := known.get(lock.alias)) and own.guards_lock(lock.guard):
             shares = terms_of(locks[lock.alias], lock.options).limit > 1
             if shares and (what, "", "limit") not in told:
                 told.add((what, "", "limit"))
@@ -263,12 +263,12 @@ def _guarded() -> list[AliasSettings]:
     """Return the aliases with locks that databases guard: all of them, or those that say so."""
     every = [*(each.lock for each in marked()), *(each.lock for each in _rules())]
     named = {lock.alias for lock in every if lock and lock.guard == DATABASE_GUARD}
-    return [each for alias, each in _readable().items() if each.guard.always or alias in named]
+    return [each for alias, each in _readable().items() if each.guards or alias in named]
 
 
 def check_guard(databases: Sequence[str] | None = None, **_kwargs: object) -> list[CheckMessage]:
     """Check that the guarded databases have the table of fences."""
-    guarded = {name for each in _guarded() for name in guarded_databases(each.guard.databases)}
+    guarded = {name for each in _guarded() for name in guarded_databases(each.guard_databases)}
     return [
         Caution(
             f"the database {alias!r} has no table {TABLE}, which GUARD needs.",
@@ -322,7 +322,7 @@ def _listed(what: str, lock: ViewLock | None) -> Locked:
     own = _readable().get(lock.alias)
     if own is None:
         return Locked(what, lock.keys, lock.said)
-    guard = DATABASE_GUARD if own.guard.asked_by(lock.guard) else LEASE_GUARD
+    guard = DATABASE_GUARD if own.guards_lock(lock.guard) else LEASE_GUARD
     by_middleware = any(map(_is_ours, settings.MIDDLEWARE))
     order = "after the middleware" if by_middleware else "after the decorators above @lock"
     return Locked(what, lock.keys, lock.said, locks[lock.alias], guard, order)

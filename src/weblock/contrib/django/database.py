@@ -52,7 +52,7 @@ from .internals import is_of_test_case
 if TYPE_CHECKING:
     from ...sync import Lease, Locks
     from .request import ViewLeases
-    from .settings import GuardSettings
+    from .settings import AliasSettings
 
 
 checked_at_commit: Final[ContextVar[ViewLeases | None]] = ContextVar(
@@ -330,12 +330,12 @@ class Guard:
         """``outer`` is that of a request that waits for this one's response."""
         self.leases: list[_GuardedLease] = list(outer.leases) if outer else []
 
-    def add(self, lease: BaseLease, wanted: GuardSettings, locks: Locks) -> None:
+    def add(self, lease: BaseLease, wanted: AliasSettings, locks: Locks) -> None:
         """Have a lease of ``locks`` guarded: see ``write``."""
-        databases = guarded_databases(wanted.databases)
+        databases = guarded_databases(wanted.guard_databases)
         known = {each.mark for each in self.leases}
         self.leases += [
-            _GuardedLease(mark, databases, wanted.wait, locks)
+            _GuardedLease(mark, databases, wanted.guard_wait, locks)
             for mark in marks_of(lease)
             if mark not in known
         ]

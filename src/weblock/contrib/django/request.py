@@ -219,8 +219,8 @@ class ViewLeases(RequestLeases[BaseLease]):
             self._refused = lock, ref(error)
             raise
         for lock, its_locks, _ in each_of:  # Also of keys that were held already, unguarded.
-            settings = read[lock.alias].guard
-            if settings.asked_by(lock.guard):
+            settings = read[lock.alias]
+            if settings.guards_lock(lock.guard):
                 self.guard = self.guard or Guard()
                 self.guard.add(self.lease_of(its_locks, wanted[lock]), settings, locks[lock.alias])
         self.by_lock.update(wanted)
@@ -429,7 +429,7 @@ def hold_until_commit(
         LockTimeout: The keys were not free within ``wait`` seconds.
         EngineUnavailable: The engine did not answer.
     """
-    if current()[alias].guard.always:
+    if current()[alias].guards:
         raise ConfigurationError(
             f"WEBLOCK[{alias!r}] has GUARD, whose fences are committed before the transaction begins:"
             " hold_until_commit needs another alias without it, or use request_locks() before the"

@@ -60,30 +60,14 @@ L = TypeVar("L", Locks, AsyncLocks)
 
 
 @dataclass(frozen=True)
-class GuardSettings:
-    """How the databases guard the leases of an alias, where they do.
-
-    ``always`` is whether they do unless a lock says otherwise. ``databases`` are those that are named in ``GUARD_DATABASES``, or ``None`` for all that have the
-    table; ``wait`` is ``GUARD_WAIT``, in seconds.
-    """
-
-    always: bool = False
-    databases: frozenset[str] | None = None
-    wait: float = LOCK_WAIT
-
-    def asked_by(self, guard: GuardKind | None) -> bool:
-        """Return whether the databases guard a lock with this ``guard=``."""
-        return self.always if guard is None else guard == DATABASE_GUARD
-
-
-@dataclass(frozen=True)
 class AliasSettings:
     """The settings of one alias.
 
     ``url`` may be several, a quorum. ``busy_view`` is a function
     of the request and the ``LockTimeout`` that makes the response, if it is not to be ours; ``rewrite``
     one of a ``Problem`` and its error, to the problem that is answered. ``body_wait`` is a number of
-    seconds, or ``None``: see ``kit.bodies``.
+    seconds, or ``None``: see ``kit.bodies``. ``guards`` is whether databases guard the leases unless a lock says
+    otherwise: those of ``guard_databases``, or of ``None`` all that have the table, which wait for ``guard_wait`` seconds.
     """
 
     alias: str
@@ -92,13 +76,19 @@ class AliasSettings:
     busy_view: Any
     rewrite: Any
     rules: tuple[ViewRule, ...]
-    guard: GuardSettings = GuardSettings()
-    body_wait: float | None = BODY_WAIT
+    guards: bool
+    guard_databases: frozenset[str] | None
+    guard_wait: float
+    body_wait: float | None
 
     @cached_property
     def identity(self) -> str:
         """Return a value that is equal for settings that make the same locks."""
         return repr((self.alias, self.url, sorted(self.options.items())))
+
+    def guards_lock(self, guard: GuardKind | None) -> bool:
+        """Return whether the databases guard a lock with this ``guard=``."""
+        return self.guards if guard is None else guard == DATABASE_GUARD
 
 
 def aliases() -> tuple[str, ...]:
@@ -199,11 +189,9 @@ def _of_alias(alias: str) -> AliasSettings:
         options=options,
         **functions,
         rules=rules_of(given.get("RULES", ()), alias=alias),
-        guard=GuardSettings(
-            kind == DATABASE_GUARD,
-            None if named is None else frozenset(named),
-            seconds("GUARD_WAIT", given.get("GUARD_WAIT", LOCK_WAIT), least=0.001),
-        ),
+        guards=kind == DATABASE_GUARD,
+        guard_databases=None if named is None else frozenset(named),
+        guard_wait=seconds("GUARD_WAIT", given.get("GUARD_WAIT", LOCK_WAIT), least=0.001),
         body_wait=seconds_or_none("BODY_WAIT", given.get("BODY_WAIT", BODY_WAIT)),
     )
 

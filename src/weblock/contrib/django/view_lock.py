@@ -29,7 +29,7 @@ from ..._options import HoldOptions
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import CheckedKey, KeyTemplate, signature_of
 from ..kit import LockSpec, methods_of, name_of, request_values
-from ..kit.rules import fields_of
+from ..kit.rules import entries_of, fields_of, keys_in
 
 DEFAULT: Final = "default"
 """The alias of locks that name none."""
@@ -451,21 +451,15 @@ class ViewRule:
 
 def rules_of(given: object, *, alias: str) -> tuple[ViewRule, ...]:
     """Read the rules of an alias. Raises ``ConfigurationError``, which names a rule that cannot work."""
-    name, entries = f"WEBLOCK[{alias!r}]['RULES']", given
-    if isinstance(given, list | tuple):
-        entries = {str(number): entry for number, entry in enumerate(given)}
-    if not isinstance(entries, Mapping):
-        raise ConfigurationError(
-            f"{name} is {given!r:.80}: give a list of rules, or a mapping of names to rules"
-        )
     rules: list[ViewRule] = []
-    for each, entry in entries.items():
-        label = f"{name}.{each}"
-        fields_of(label, entry, _FIELDS, remedy="give a dict with, for example, view and key")
-        about = ", ".join(f"{name} {entry[name]!r}" for name in _SELECTORS if name in entry)
+    for label, entry in entries_of(given, f"WEBLOCK[{alias!r}]['RULES']").items():
+        fields = fields_of(
+            label, entry, _FIELDS, remedy="give a dict with, for example, view and key"
+        )
+        about = ", ".join(f"{name} {fields[name]!r}" for name in _SELECTORS if name in fields)
         try:
-            methods = methods_of(entry.get("methods"))
-            rules.append(ViewRule(label, about, _condition(entry), methods, _lock(entry, alias)))
+            methods = methods_of(fields.get("methods"))
+            rules.append(ViewRule(label, about, _condition(fields), methods, _lock(fields, alias)))
         except ConfigurationError as error:
             raise ConfigurationError(f"{label}: {error.message}", code=error.code) from error
     return tuple(rules)
@@ -485,12 +479,11 @@ def matching(
 
 def _lock(entry: Mapping[str, Any], alias: str) -> ViewLock | None:
     given: Any = {name: entry[name] for name in _OPTIONS if name in entry}
-    key, exempt, guard = entry.get("key", ()), entry.get("exempt", False), entry.get("guard")
-    keys = key if isinstance(key, list | tuple) else [key]
-    if wrong := [each for each in keys if not (isinstance(each, str) or callable(each))]:
-        raise ConfigurationError(
-            f"key {wrong[0]!r:.80} must be a template, a function of the request, or a list of them"
-        )
+    keys, exempt, guard = (
+        keys_in(entry.get("key", ())),
+        entry.get("exempt", False),
+        entry.get("guard"),
+    )
     if exempt is True and not (keys or given or guard):
         return None
     if exempt is not False or not keys:

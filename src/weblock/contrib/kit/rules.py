@@ -86,12 +86,7 @@ class Rule:
         self.exempt = exempt
         if not isinstance(exempt, bool):
             raise ConfigurationError(f"exempt={exempt!r:.80} must be True or False")
-        keys: Sequence[Any] = key if isinstance(key, list | tuple) else [key]
-        if not all(isinstance(each, str) or callable(each) for each in keys):
-            raise ConfigurationError(
-                f"key={key!r:.80} must be a template such as 'shop:{{shop}}', a function that returns a"
-                " key, or a list of them"
-            )
+        keys = keys_in(key)
         if exempt and (keys or options or idempotent is not None):
             raise ConfigurationError(
                 f"{self!r} is exempt and locks nothing: give it no key or option"
@@ -200,6 +195,31 @@ def _named_by(function: KeyFunction, path: Path) -> frozenset[str]:
             code="key_function",
         ) from error
     return frozenset(wanted)
+
+
+def keys_in(key: object) -> Sequence[str | KeyFunction]:
+    """Return what the ``key`` of a rule names. Raises ``ConfigurationError``."""
+    keys: Sequence[Any] = key if isinstance(key, list | tuple) else [key]
+    if not all(isinstance(each, str) or callable(each) for each in keys):
+        raise ConfigurationError(
+            f"key={key!r:.80} must be a template such as 'shop:{{shop}}', a function that returns a"
+            " key, or a list of them"
+        )
+    return keys
+
+
+def entries_of(rules: object, name: str) -> Mapping[str, object]:
+    """Return rules of a list, or of a mapping by their names, each with what errors call it.
+
+    Raises ``ConfigurationError``.
+    """
+    if isinstance(rules, Mapping):
+        return {f"{name}.{label}": entry for label, entry in rules.items()}
+    if isinstance(rules, list | tuple):
+        return {f"{name}[{number}]": entry for number, entry in enumerate(rules)}
+    raise ConfigurationError(
+        f"{name} is {rules!r:.80}: give a list of rules, or a mapping of names to rules"
+    )
 
 
 def fields_of(label: str, entry: object, known: Sequence[str], *, remedy: str) -> dict[str, Any]:
@@ -392,15 +412,7 @@ def _named(rules: object, name: str) -> Iterator[tuple[str, Rule]]:
             rules = json.loads(rules)
         except ValueError as error:
             raise ConfigurationError(f"{name} is not JSON: {error}") from error
-    if isinstance(rules, Mapping):
-        entries = {f"{name}.{label}": entry for label, entry in rules.items()}
-    elif isinstance(rules, list | tuple):
-        entries = {f"{name}[{number}]": entry for number, entry in enumerate(rules)}
-    else:
-        raise ConfigurationError(
-            f"{name} is {rules!r:.80}: give a list of rules, or a mapping of names to rules"
-        )
-    for label, entry in entries.items():
+    for label, entry in entries_of(rules, name).items():
         yield label, entry if isinstance(entry, Rule) else _rule(label, entry)
 
 
