@@ -66,6 +66,8 @@ class ViewLeases(RequestLeases[BaseLease]):
     locks_by_alias: ClassVar[Mapping[str, BaseLocks]]
     """The locks by alias, of the API that serves it."""
     call: ClassVar[Call]
+    in_task: ClassVar[bool]
+    """Whether a task serves it, which awaits its work."""
 
     def __init__(self, request: HttpRequest) -> None:
         if isinstance(request, ASGIRequest):
@@ -142,6 +144,21 @@ class ViewLeases(RequestLeases[BaseLease]):
             its_locks: BaseLocks = async_locks[lock.alias] if to_task else locks[lock.alias]
             lease = self.lease_of(its_locks, keys)
         self.request.weblock = lease  # type: ignore[attr-defined]
+
+    async def serve(self, work: Callable[[], Any]) -> Any:
+        """Run ``work``, which may acquire, and release when it has ended, however it ended."""
+        loss = None
+        part, checked = part_of.set(self.book.flow), checked_at_commit.set(self)
+        try:
+            response = work()
+            if self.in_task:
+                response = await response
+        finally:
+            checked_at_commit.reset(checked)
+            part_of.reset(part)
+            self.guard = None
+            loss = await self.release()
+        return await self.answered(response, loss)
 
     async def answered(self, response: Any, loss: LeaseLost | None) -> Any:
         """Return the response, or another one if the lock was lost before it was made."""
@@ -240,19 +257,11 @@ class ThreadLeases(ViewLeases):
 
     locks_by_alias = locks
     call = staticmethod(in_thread)
+    in_task = False
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Run ``work``, which may acquire, and release when it has ended, however it ended."""
-        loss = None
-        part, checked = part_of.set(self.book.flow), checked_at_commit.set(self)
-        try:
-            response = work()
-        finally:
-            checked_at_commit.reset(checked)
-            part_of.reset(part)
-            self.guard = None
-            loss = drive(self.release())
-        return drive(self.answered(response, loss))
+        """Run ``work``: see ``serve``."""
+        return drive(self.serve(work))
 
     def acquire(
         self,
@@ -269,6 +278,7 @@ class TaskLeases(ViewLeases):
 
     locks_by_alias = async_locks
     call = staticmethod(in_task)
+    in_task = True
     acquire = ViewLeases.take_all
 
     async def run(self, work: Callable[[], Awaitable[Any]]) -> Any:
@@ -281,16 +291,8 @@ class TaskLeases(ViewLeases):
         return await to_its_end(in_a_task, loop, may_end=self.leave)
 
     async def _run(self, work: Callable[[], Awaitable[Any]], ended: asyncio.Future[None]) -> Any:
-        part_of.set(self.book.flow)
-        checked_at_commit.set(self)
-        loss = None
         try:
-            try:
-                response = await work()
-            finally:
-                self.guard = None
-                loss = await self.release()
-            return await self.answered(response, loss)
+            return await self.serve(work)
         finally:
             if not ended.done():
                 ended.set_result(None)
