@@ -114,7 +114,7 @@ def test_engines_for_one_process(url: str, project: Any) -> None:
         ("redis://localhost/1", "redis://localhost:6380/1", False),
         ("redis://localhost/1", Path("/var/cache/shop"), False),
         ("redis://localhost/1", "redis://:sec,ret@localhost/1", False),
-        ("redis://localhost/1", "redis://:sec/ret@localhost/1", False),
+        ("redis://localhost/1", "redis://:secret@localhost/1", True),
         ("memory://", "", False),
     ],
 )

@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 
 from weblock.contrib.django import lock
-from weblock.contrib.django.checks import check_guard, check_views
+from weblock.contrib.django.checks import check_guard
 from weblock.contrib.kit.sql import TABLE
 
 from .project.shop.models import Item
@@ -177,29 +177,6 @@ def test_checks_know_of_it(by: str, serve: Any, alias: Any) -> None:
     finally:
         with connections["other"].cursor() as cursor:
             cursor.execute(f"ALTER TABLE elsewhere RENAME TO {TABLE}")
-
-
-@pytest.mark.parametrize("by", ["decorator", "alias", "rule by view", "rule by route"])
-def test_a_lock_that_several_hold_cannot_be_guarded(by: str, serve: Any, alias: Any) -> None:
-    """E009 names it before the first request would fail, unless its guard is the lease alone."""
-    of_lock: Any = {"limit": 3} if by == "decorator" else {}
-    rule = {"view": "items"} if by == "rule by view" else {"route": "items"}
-    rules = [{**rule, "key": "create_item", "shared": True}]
-    of_alias = {"RULES": rules} if by.startswith("rule") else {}
-
-    def messages(**guard: Any) -> list[str]:
-        serve(
-            items=lock("create_item", **of_lock, **guard)(Story().create)
-            if not by.startswith("rule")
-            else Story().create
-        )
-        alias(GUARD="database", **of_alias, **({"SHARED": True} if by == "alias" else {}))
-        return [each.msg for each in check_views() if each.id == "weblock.E009"]
-
-    (message,) = messages()
-    assert ("RULES" if of_alias else "@lock on") in message
-    rules[0]["guard"] = "lease"
-    assert messages(**({} if of_alias else {"guard": "lease"})) == []
 
 
 def test_a_guard_of_the_alias_needs_exclusive_leases(serve: Any, alias: Any, caplog: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
-from urllib.parse import parse_qs, urlsplit
 
 from django.conf import settings
 from django.core.checks import WARNING, CheckMessage, Error, run_checks
@@ -17,8 +16,8 @@ from django.utils import translation
 from django.utils.module_loading import import_string
 from django.views import View
 
-from ..._adapting import terms_of
 from ...errors import ConfigurationError
+from ...stores.redis.settings import parse
 from ..kit import Asked, Locked
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD
 from ..kit.sql import TABLE
@@ -138,21 +137,16 @@ def _caches_beside(alias: str) -> Iterator[CheckMessage]:
             )
 
 
-def _database(url: object) -> tuple[str, str] | None:
+def _database(url: object) -> tuple[str, int] | None:
     """Return the server and the database that a URL of Redis names; ``None`` for any other."""
     try:
-        parts = urlsplit(str(url))
-        port = parts.port or 6379
-    except ValueError:  # A port that is part of a password, say: not to be shown.
+        found = parse(str(url))
+    except (ConfigurationError, KeyError):
         return None
-    if parts.scheme not in ("redis", "rediss", "unix"):
-        return None
-    asked = parse_qs(parts.query).get("db")
-    if parts.scheme == "unix":
-        return parts.path, asked[0] if asked else "0"
-    host = parts.hostname or "localhost"
-    server = "localhost" if host in ("127.0.0.1", "::1") else host
-    return f"{server}:{port}", asked[0] if asked else parts.path.strip("/") or "0"
+    address = found.addresses[0]
+    if address.host in ("127.0.0.1", "::1"):
+        address = address._replace(host="localhost")
+    return str(address), found.db
 
 
 def check_deployment(**_kwargs: object) -> list[CheckMessage]:
@@ -225,18 +219,6 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
         if known and lock.alias not in known:
             text = f"{what} needs the alias {lock.alias!r}, which is not in WEBLOCK."
             found.append(Error(text, hint=f"Available: {', '.join(known)}.", id="weblock.E005"))
-        if (own := known.get(lock.alias)) and own.guards_lock(lock.guard):
-            shares = terms_of(locks[lock.alias], lock.options).limit > 1
-            if shares and (what, "", "limit") not in told:
-                told.add((what, "", "limit"))
-                found.append(
-                    Error(
-                        f"{what} allows several holders (limit= or shared=), but the guard in the database"
-                        " needs an exclusive lock: each request is rejected.",
-                        hint='Leave out limit= and shared=, or use guard="lease" for this lock.',
-                        id="weblock.E009",
-                    )
-                )
         where = f"{what}, for {routed.route!r},"
         for template, name in routed.missing(lock.templates):
             there = ", ".join(sorted(routed.names)) or "nothing"
