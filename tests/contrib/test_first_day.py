@@ -16,6 +16,7 @@ from weblock import AsyncLease, AsyncLocks, ConfigurationError, Lease, Locks
 from weblock.contrib import celery, flask, wsgi
 from weblock.contrib.asgi import LockMiddleware, RequestLease
 from weblock.contrib.fastapi import LockDependency, guarded, install, lock
+from weblock.contrib.litestar import LockedLitestar
 from weblock.contrib.status import StatusPage
 
 from .wire import Exchange
@@ -59,6 +60,7 @@ async def depends_lock(lease: Annotated[AsyncLease, Depends(lock)]) -> None:
                 (wsgi.LockMiddleware, nothing),
                 (flask.WebLock, Flask(__name__)),
                 (celery.WebLock,),
+                (LockedLitestar,),
             )
         ),
         (lambda: install(FastAPI(), Client()), r"test_first_day\.Client .*from_client\(client\)"),
@@ -76,7 +78,10 @@ async def depends_lock(lease: Annotated[AsyncLease, Depends(lock)]) -> None:
         "class",
         "url=",
         "url= in middleware",
-        *(f"engine= in {each}" for each in ("install", "middleware", "WSGI", "Flask", "Celery")),
+        *(
+            f"engine= in {each}"
+            for each in ("install", "middleware", "WSGI", "Flask", "Celery", "Litestar")
+        ),
         "client",
         "client for rules",
     ],

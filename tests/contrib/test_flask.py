@@ -380,6 +380,7 @@ class TestFlaskSQLAlchemy:
             sent.append(statements)
             engine.dispose()
         assert sent[0] == sent[1] == sent[2]
+        assert "INTO weblock_fence" in sent[0][0]  # Before anything is read.
 
     def test_a_guard_after_writing_is_refused(self, project, shop, web):
         """What was written under a lock without the guard would be committed without its check."""

@@ -82,9 +82,10 @@ class WebLock:
             body = {"abstract": True, "__module__": base.__module__}
             app.Task = type(base.__name__, (LockedTask, base), body)
         _refuse_unlocked(app)
-        app.on_after_finalize.connect(self._check, weak=False)  # Celery logs what it raises.
+        # Celery logs what it raises.
+        app.on_after_finalize.connect(self._configured, weak=False)
         if app.finalized:
-            self._check()
+            self._configured()
         for ends in (task_revoked, task_postrun):
             # Before 5.7, Celery takes the methods of two instances for one receiver.
             ends.connect(self._ended, weak=False, dispatch_uid=f"weblock:{id(self)}")
@@ -109,14 +110,7 @@ class WebLock:
         if sender.app is self._app and unique.HEADER in headers:
             unique.give_back(self.locks, headers)
 
-    def _check(self, **_signal: object) -> None:
-        """Raise ``ConfigurationError`` for a setting, or an option of a task, that cannot work."""
-        self._configured()
-        for task in registry_of(self._app).values():
-            if isinstance(task, LockedTask) and task.unique is not None:
-                unique.check(task)
-
-    def _configured(self) -> tuple[Wanted, LocksOptions]:
+    def _configured(self, **_signal: object) -> tuple[Wanted, LocksOptions]:
         """Return what to open. Raises ``ConfigurationError`` for a setting or an option that cannot work."""
         if self._app is None:
             raise ConfigurationError(

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 _EXCHANGE: Final = "weblock.exchange"
 """Where a scope has its ``_Exchange``."""
 
-
 _KEY: Final = Header(
     alias=IdempotencySpec.header,
     description=(

@@ -32,6 +32,7 @@ from ..kit import (
     answers,
     opened,
     problem_of,
+    refuse_engine,
 )
 from .locks import locks_of
 
@@ -68,6 +69,7 @@ class LockedLitestar(Litestar):
         rewrite: Rewrite | None = None,
         **given: Any,
     ) -> None:
+        refuse_engine(given)
         self.locks, owned = opened(AsyncLocks, locks, {})
         answer = answers(_response, rewrite)
         handlers = dict(given.pop("exception_handlers", None) or {})
