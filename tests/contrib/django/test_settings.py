@@ -140,36 +140,10 @@ def test_migrate_creates_the_table_of_the_engine(transactional_db: None, setting
             cursor.execute("DROP TABLE IF EXISTS made_by_migrate")
 
 
-def test_a_router_keeps_the_table_out(transactional_db: None, settings: Any) -> None:
-    """Where a router does not let a database migrate weblock, nothing is created."""
-    settings.WEBLOCK = {"default": {"URL": "django://default?table=kept_out"}}
-    settings.DATABASE_ROUTERS = [f"{__name__}.{_NoLocks.__name__}"]
+def test_a_url_keeps_the_table_out(transactional_db: None, settings: Any) -> None:
+    """With ``create=false``, neither migrate nor the first caller creates the table."""
+    settings.WEBLOCK = {"default": {"URL": "django://default?table=kept_out&create=false"}}
     create_tables(using="default")
     with pytest.raises(ConfigurationError, match="kept_out"):
         locks["default"].acquire("key")
     assert "kept_out" not in connection.introspection.table_names()
-
-
-def test_a_router_that_cannot_be_imported_yet(settings: Any) -> None:
-    """Where models want a lock while a router imports them, the error says what to do, and that helps."""
-    settings.DATABASE_ROUTERS = [f"{__name__}.{_Circular.__name__}"]
-    settings.WEBLOCK = {"default": {"URL": "django://default"}}
-    with pytest.raises(ConfigurationError, match="create=true or "):
-        _ = locks["default"]
-    settings.WEBLOCK = {"default": {"URL": "django://default?create=true"}}
-    assert locks["default"]
-
-
-class _Circular:
-    """A router that needs a model that is just being imported."""
-
-    def allow_migrate(self, *_given: object, **_hints: object) -> bool:
-        """None: it cannot be asked."""
-        raise ImportError
-
-
-class _NoLocks:
-    """A router."""
-
-    def allow_migrate(self, _database: str, app: str, **_hints: object) -> bool:
-        return app != "weblock"

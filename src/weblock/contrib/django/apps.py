@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig
 from django.core.checks import Tags, register
 from django.db import connections, transaction
@@ -29,20 +31,19 @@ class WeblockConfig(AppConfig):
 
 
 def create_tables(*, using: str, **_signal: object) -> None:
-    """Create the tables of the engines that ``WEBLOCK`` keeps in a database, unless they exist.
+    """Create the tables of the engines that ``WEBLOCK`` keeps in a database, unless they exist or have ``create=false``.
 
     It follows every ``migrate`` rather than being a migration, which would be applied only once: a
     project may name the database, or another table in it, at any later time. The engine would create it,
     too, but its user may lack the right.
     """
     from ...stores.url import open_engine
-    from .settings import engines_in, may_migrate
+    from .settings import engines_in
 
-    if not may_migrate(using):
-        return
     for url in engines_in(using):
-        engine = open_engine(url)  # It never connects: Django executes the statements.
-        with transaction.atomic(using), connections[using].cursor() as cursor:
-            cursor.execute("SELECT to_regclass(%s)", [engine.table])
-            if cursor.fetchone() == (None,):
-                cursor.execute(engine.ddl())
+        engine: Any = open_engine(url)  # It never connects: Django executes the statements.
+        if engine.settings.create:
+            with transaction.atomic(using), connections[using].cursor() as cursor:
+                cursor.execute("SELECT to_regclass(%s)", [engine.table])
+                if cursor.fetchone() == (None,):
+                    cursor.execute(engine.ddl())

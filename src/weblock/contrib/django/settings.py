@@ -14,7 +14,6 @@ from typing import Any, Final, Generic, TypeVar
 from urllib.parse import parse_qs, quote, urlencode
 
 from django.conf import settings as django_settings
-from django.db import router
 from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 from django.db.backends.signals import connection_created
@@ -225,9 +224,9 @@ def alias_of(url: str) -> str:
 def url_of_database(url: str, databases: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the URL of the engine in the database that ``django://alias`` names.
 
-    The engine has connections of its own, with the settings of Django's. It creates its table where
-    migrations may: a lock may be what protects ``migrate``. Raises ``ConfigurationError`` for an alias
-    that does not exist, or whose database has no engine, and while routers cannot be imported.
+    The engine has connections of its own, with the settings of Django's. It creates its table, if ``create=false``
+    does not say otherwise: a lock may be what protects ``migrate``. Raises ``ConfigurationError`` for an alias
+    that does not exist, or whose database has no engine.
     """
     alias, options = alias_of(url), url.partition("?")[2]
     database = databases.get(alias)
@@ -251,27 +250,14 @@ def url_of_database(url: str, databases: Mapping[str, Mapping[str, Any]]) -> str
             if name not in _NOT_OF_LIBPQ
         },
     }
-    try:
-        if "create" not in parse_qs(options) and may_migrate(alias):
-            given["create"] = "true"
-    except ImportError as error:  # A router needs models that want a lock.
-        raise ConfigurationError(
-            f"names the database {alias!r:.80} in URL, and DATABASE_ROUTERS, which say whether its table"
-            f" may be created, cannot be imported yet ({error}): write ?create=true or ?create=false in"
-            " URL, or use the locks inside functions"
-        ) from error
+    if "create" not in parse_qs(options):
+        given["create"] = "true"
     user = quote(str(database.get("USER") or ""), safe="")
     if password := database.get("PASSWORD"):
         user += f":{quote(str(password), safe='')}"
     set_here = {name: value for name, value in given.items() if value not in (None, "")}
     query = urlencode(set_here, quote_via=quote)
     return f"postgresql://{user}{'@' if user else ''}/?{'&'.join(filter(None, (query, options)))}"
-
-
-def may_migrate(database: str) -> bool:
-    """Return whether the project's routers let a database have the engine's table."""
-    allowed: bool = router.allow_migrate(database, "weblock", model_name="lease")
-    return allowed
 
 
 class LocksByAlias(Mapping[str, L], Generic[L]):
