@@ -256,12 +256,14 @@ def refresh_many(
     serves all heartbeats: the time does not grow with the number of leases times that of heartbeats.
     """
     woken: tuple[Grant, ...] = ()
+    places, positions = state.places, dict[str, int]()
     holders = {each.claim.owner for each in state.grants if _lives(each, moment)}
     if any(owner not in holders for owner, _ in beats):
         state, woken = settle(state, moment)
-    grants, places = list(state.grants), state.places.copy()
+        places = state.places.copy()
+        positions = dict(zip(places, count(), strict=False))
+    grants = list(state.grants)
     leases = {grant.claim.owner: index for index, grant in enumerate(grants)}
-    positions = dict(zip(places, count(), strict=False))
     answers: list[Answer] = []
     for owner, ttl in beats:
         if (index := leases.get(owner)) is not None:
@@ -456,7 +458,8 @@ def _refreshed(
         renewed = mine._replace(until=max(mine.until, moment.now + ttl), confirmed=True)
         return Step(_exchanged(state, mine, renewed), _held(renewed, state), _without(woken, owner))
     if place := state.places.get(owner):
-        places = {**state.places, owner: place._replace(until=moment.now + PLACE)}
+        places = state.places.copy()
+        places[owner] = place._replace(until=moment.now + PLACE)
         waiting = _waiting(state.grants, list(places).index(owner))
         return Step(state._replace(places=places), waiting, woken)
     return Step(state, GONE, woken)

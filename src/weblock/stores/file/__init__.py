@@ -301,7 +301,7 @@ class _RecordCells:
             home = self._engine.open()
             if home.records[file].written_at:  # To look is no reason to make one.
                 visit = await self._visit(file, (), patience)
-                names += [name.decode() for name in tuple(visit.lines)]
+                names += [name.decode() for name in tuple(visit.names)]
         return [name for name in names if name.startswith(prefix)]
 
     async def mark(self, key: str, keep: float | None) -> None:

@@ -10,15 +10,20 @@ The hash of a key selects its file. A caller that changes states takes these ste
 5. It unlocks the file, and gives the permit back.
 
 A file consists of two slots of one size. A slot has a record: a header (format, sequence number, length,
-checksum, boot), the last fence of the file, and a line for each key: the key, a tab, and its state as
+checksum, boot), the last fence of the file, and a row for each key: the key, a tab, and its state as
 ``codec`` writes it. The record with the highest sequence number is the valid one, and the next one goes
 to the other slot. Where it does not fit, the file is made twice as large, with the valid record in the
 first slot, which begins where it did.
 
+A long queue would make each step long. So behind a record that is longer than ``_LONG``, callers write
+entries with the rows that have changed, until the slot is full. Each entry has a header like a record,
+with a higher sequence number. In a row without a state, the key is left out. A row with a ``+`` or ``-``
+has the owners that have left the queue, and a state whose queue is only the places that are new (``+``).
+
 What can fail:
 
-- *A process is killed inside.* The kernel unlocks the file. If the record is half written, its
-  checksum is wrong, and the one before it is still there.
+- *A process is killed inside.* The kernel unlocks the file. If the record or entry is half written, its
+  checksum is wrong, and what was before it is still there.
 - *A process is stopped inside.* The others cannot lock the file: see ``_visit_later``.
 - *The disk is full.* The space of a slot is reserved when it is made, and a record needs no more of it to
   renew or release a lease. What needs larger slots is rejected.
@@ -33,11 +38,11 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import Empty
 from typing import Final, NamedTuple
 
-from ..._core.table import KeyState, Moment, Step, current
+from ..._core.table import KeyState, Moment, Place, Step, current
 from ..._platform.forks import close_in_children
 from ...errors import EngineUnavailable
 from ..cells import Transition
@@ -56,35 +61,62 @@ _MAGIC: Final = b"WLR1"
 _HEADER: Final = struct.Struct("<4sQII8s")
 _FIRST_SLOT: Final = 16 * 1024
 _LARGEST_SLOT: Final = 16 * 1024 * 1024
+_LONG: Final = _FIRST_SLOT
+"""Bytes of a record above which a change is written behind it."""
+
 _HEADROOM: Final = 512
 """Bytes by which a record may grow while no caller joins a queue."""
 
 _PERMIT_PATIENCE: Final = 0.1
 """Seconds to wait for another thread of this process to leave a file."""
 
+States = dict[bytes, bytes | KeyState]
+"""By key. The state of a long queue stays as it was decoded."""
+
 
 class _Record(NamedTuple):
-    """What a file has in its newest valid slot, of that number."""
+    """What a file has: the newest record in the slot of that number, with the entries up to ``end``."""
 
     sequence: int
     slot: int
+    end: int
     fence: int
-    lines: dict[bytes, bytes]
-    length: int
+    states: States
 
 
 class Visit(NamedTuple):
-    """What a caller has done in a file, and when; ``lines`` by key are what is in it now."""
+    """What a caller has done in a file, and when; ``names`` are the keys that are in it now."""
 
     steps: list[Step]
     now: float
-    lines: Mapping[bytes, bytes]
+    names: Iterable[bytes]
 
 
 Changes = Sequence[tuple[str, Transition]]
 """Keys, each with a function that changes its state."""
 
-_EMPTY: Final = _Record(0, 1, 0, {}, 0)
+_EMPTY: Final = _Record(0, 1, 0, 0, {})
+
+
+class _Queue(dict[str, Place]):
+    """A queue that knows the owners whose places have ``changed`` since it was written."""
+
+    def __init__(self, places: Mapping[str, Place], changed: Iterable[str] = ()) -> None:
+        super().__init__(places)
+        self.changed = set(changed)
+
+    def copy(self) -> _Queue:
+        return _Queue(self, self.changed)
+
+    def __setitem__(self, owner: str, place: Place) -> None:
+        if owner in self.changed and owner not in self:  # It has left, and goes to the end.
+            self.changed.update(self)
+        self.changed.add(owner)
+        super().__setitem__(owner, place)
+
+    def __delitem__(self, owner: str) -> None:
+        self.changed.add(owner)
+        super().__delitem__(owner)
 
 
 def file_of(key: str) -> int:
@@ -104,11 +136,12 @@ class RecordFile:
         self._fd = self._inode = -1
         self._size = self._half = 0
         """The size of the file, and that of a slot."""
-        self._headers = [b"", b""]
         self._known = _EMPTY
-        """The record that was read or written last; ``_EMPTY`` if it must be read again."""
+        """What was read or written last; ``_EMPTY`` if it must be read again."""
+        self._other = b""
+        """The header of the other slot then: the next record changes it."""
         self._last = (b"", KeyState())
-        """The line that was written last, and its state, which need not be read again."""
+        """What was encoded last, and its state, which need not be decoded again."""
         self._closed = False
         self.waiting = 0
         """How many callers of this process wait for the file."""
@@ -193,52 +226,67 @@ class RecordFile:
         self._inode = os.fstat(self._fd).st_ino
 
     def _apply(self, changes: Changes, moment: Moment) -> Visit:
-        record = self._read()
-        self._known = _EMPTY  # After a failure on the way, everything is read anew.
-        fence, lines, changed, steps = record.fence, record.lines, False, []
+        known, self._known = (
+            self._known,
+            _EMPTY,
+        )  # After a failure on the way, everything is read anew.
+        record = self._read(known)
+        is_long = record.end > _LONG
+        fence, states = record.fence, record.states
+        rows: list[bytes] = []
+        steps: list[Step] = []
         for key, transition in changes:
             name = key.encode()
-            line = lines.get(name)
-            before = self._state_in(line) if line else KeyState(fence)
+            before = self._decoded(states[name]) if name in states else KeyState(fence)
+            if is_long and not isinstance(before.places, _Queue):
+                before = before._replace(places=_Queue(before.places))
             step = transition(before, moment)
             steps.append(step)
-            state = step.state
-            if state is not before:
-                changed = True
-                fence = max(fence, state.fence)
-                if state.blank:
-                    lines.pop(name, None)
-                else:
-                    lines[name] = line = name + b"\t" + to_bytes(state)
-                    self._last = line, state
-        if changed:
-            record = self._write(record, fence, moment.now)
+            if step.state is not before:
+                fence = max(fence, step.state.fence)
+                rows.append(self._replace(states, name, step.state, is_long=is_long))
+        if rows:
+            record = self._write(record._replace(fence=fence), rows, moment.now)
         self._known = record
-        return Visit(steps, moment.now, record.lines)
+        return Visit(steps, moment.now, states)
 
-    def _state_in(self, line: bytes) -> KeyState:
-        last, state = self._last
-        return state if line is last else from_bytes(line.partition(b"\t")[2], self.path)
+    def _decoded(self, state: bytes | KeyState) -> KeyState:
+        if isinstance(state, KeyState):
+            return state
+        last, known = self._last
+        return known if state is last else from_bytes(state, self.path)
 
-    def _read(self) -> _Record:
-        other = 1 - self._known.slot  # The first that has written since has written there.
-        if self._known is not _EMPTY and self._header_in(other) == self._headers[other]:
-            return self._known
-        self._known = _EMPTY
+    def _replace(self, states: States, name: bytes, state: KeyState, *, is_long: bool) -> bytes:
+        """Replace the state of a key, and return the row that says what has changed."""
+        if state.blank:
+            states.pop(name, None)
+            return name
+        places, changed = state.places, set[str]()
+        if isinstance(places, _Queue):
+            changed, places.changed = places.changed, changed
+            if is_long and 2 * len(changed) < len(places):
+                states[name] = state
+                new = {each: places[each] for each in changed if each in places}
+                left = " ".join(each for each in changed if each not in places)
+                start = f"{'+' if new else '-'}{left}\t".encode()
+                return name + b"\t" + start + to_bytes(state._replace(places=new))
+        states[name] = encoded = to_bytes(state)
+        self._last = encoded, state
+        return name + b"\t" + encoded
+
+    def _read(self, known: _Record) -> _Record:
+        """Return what the file has, of which this is known."""
+        if known is not _EMPTY and self._header_at(1 - known.slot, 0) == self._other:
+            return self._followed(known) if known.end > _LONG else known
         if not self._half:
             self._reserve(0, 2 * _FIRST_SLOT)
-        self._headers = [self._header_in(0), self._header_in(1)]
-        headers = [_HEADER.unpack(each) for each in self._headers]
+        headers = [_HEADER.unpack(self._header_at(slot, 0)) for slot in (0, 1)]
         highest = max(sequence for _, sequence, *_ in headers)
         for slot in (0, 1) if headers[0][1] == highest else (1, 0):
-            magic, sequence, length, checksum, boot = headers[slot]
-            if magic != _MAGIC or not 0 < length < self._half:
-                continue
-            payload = os.pread(self._fd, length, slot * self._half + _HEADER.size)
-            if zlib.crc32(payload, sequence & 0xFFFFFFFF) == checksum:
-                fence, *rows = payload.split(b"\n")
-                lines = {line.partition(b"\t")[0]: line for line in rows if boot == self._boot}
-                return _Record(highest, slot, int(fence), lines, length)
+            record = self._followed(_Record(0, slot, 0, 0, {}))
+            if record.end:
+                self._other = self._header_at(1 - slot, 0)
+                return record._replace(sequence=max(record.sequence, highest))
         # Else the file is new, or its first writer was killed, or the machine has crashed.
         ours = all(_MAGIC.startswith(magic.rstrip(b"\0")) for magic, *_ in headers)
         if not ours or all(boot == self._boot for *_, boot in headers):
@@ -246,43 +294,100 @@ class RecordFile:
                 f"{self.path} is damaged, or of another version of weblock: stop all processes that lock"
                 " here, and remove it"
             )
-        return _EMPTY._replace(sequence=highest, lines={})
+        return _EMPTY._replace(sequence=highest, states={})
 
-    def _header_in(self, slot: int) -> bytes:
-        return os.pread(self._fd, _HEADER.size, slot * self._half)
+    def _followed(self, record: _Record) -> _Record:
+        """Return a record with the entries that are behind it by now."""
+        sequence, slot, end, fence, states = record
+        changes: dict[bytes, list[bytes]] = {}
+        while len(header := self._header_at(slot, end)) == _HEADER.size:
+            magic, number, length, checksum, boot = _HEADER.unpack(header)
+            start = end + _HEADER.size
+            if magic != _MAGIC or number <= sequence or not 0 < length <= self._half - start:
+                break
+            payload = os.pread(self._fd, length, slot * self._half + start)
+            if zlib.crc32(payload, number & 0xFFFFFFFF) != checksum:
+                break
+            sequence, end = number, start + length
+            written, *rows = payload.split(b"\n")
+            fence = int(written)
+            for row in rows if boot == self._boot else ():
+                name, _, state = row.partition(b"\t")
+                if state.startswith((b"+", b"-")):
+                    changes.setdefault(name, []).append(state)
+                    continue
+                changes.pop(name, None)
+                states[name] = state
+                if not state:
+                    del states[name]
+        for name, those in changes.items():
+            states[name] = self._changed(states[name], those)
+        return _Record(sequence, slot, end, fence, states)
 
-    def _write(self, record: _Record, fence: int, now: float) -> _Record:
-        """Write the lines of a record, and return it as it is now."""
-        lines = record.lines
-        payload = _payload(fence, lines)
-        if len(payload) > self._half - _HEADROOM:
+    def _changed(self, state: bytes | KeyState, changes: Sequence[bytes]) -> KeyState:
+        """Return a state with changes of its queue, which others may be reading meanwhile."""
+        places = _Queue(self._decoded(state).places)
+        for count, change in enumerate(changes, start=1):
+            left, _, encoded = change[1:].partition(b"\t")
+            for owner in left.decode().split(" "):
+                places.pop(owner, None)
+            # The state of a later one replaces it, except for its places.
+            if change.startswith(b"+") or count == len(changes):
+                state = from_bytes(encoded, self.path)
+                places.update(state.places)
+        return self._decoded(state)._replace(places=places)
+
+    def _header_at(self, slot: int, offset: int) -> bytes:
+        return os.pread(self._fd, _HEADER.size, slot * self._half + offset)
+
+    def _write(self, record: _Record, rows: list[bytes], now: float) -> _Record:
+        """Write rows that have changed behind a long record, else all rows into the other slot."""
+        payload = _payload(record.fence, rows)
+        limit = self._half - _HEADROOM - _HEADER.size - len(payload)
+        if _LONG < record.end <= limit:
+            return self._put(record, payload, record.slot, record.end)
+        payload = _all_rows(record)
+        if len(payload) > self._room:
             # Some keys may never be asked for again.
-            for name, line in tuple(lines.items()):
-                if current(self._state_in(line), Moment(now, 0)).blank:
-                    del lines[name]
-            payload = _payload(fence, lines)
-        while len(payload) > self._half - _HEADROOM:
+            for name, state in list(record.states.items()):
+                if current(self._decoded(state), Moment(now, 0)).blank:
+                    del record.states[name]
+            payload = _all_rows(record)
+        while len(payload) > self._room:
             try:
                 record = self._enlarge(record)
             except EngineUnavailable:
                 # The headroom is for renewals and releases, which add next to nothing.
-                if len(payload) > min(record.length + _HEADROOM // 8, self._half - _HEADER.size):
+                former = max(record.end, self._half - _HEADROOM)
+                if len(payload) > min(former + _HEADROOM // 8, self._half) - _HEADER.size:
                     raise
                 break
-        number, sequence = 1 - record.slot, record.sequence + 1
+        return self._put(record, payload, 1 - record.slot, 0)
+
+    @property
+    def _room(self) -> int:
+        """The length of a record in this file. A long one has as much again for entries behind it."""
+        return self._half // 2 if self._half > _LONG else self._half - _HEADROOM
+
+    def _put(self, record: _Record, payload: bytes, slot: int, offset: int) -> _Record:
+        """Write an entry, and return the record that ends with it."""
+        sequence = record.sequence + 1
         checksum = zlib.crc32(payload, sequence & 0xFFFFFFFF)
         header = _HEADER.pack(_MAGIC, sequence, len(payload), checksum, self._boot)
-        _write_all(self._fd, header + payload, number * self._half)
-        self._headers[number] = header
-        return _Record(sequence, number, fence, lines, len(payload))
+        _write_all(self._fd, header + payload, slot * self._half + offset)
+        if not offset:
+            self._other = self._header_at(1 - slot, 0)
+        return record._replace(
+            sequence=sequence, slot=slot, end=offset + _HEADER.size + len(payload)
+        )
 
     def _enlarge(self, record: _Record) -> _Record:
-        """Make both slots twice as large. Only the record in the first one stays where it is."""
+        """Make both slots twice as large. Only what is in the first one stays where it is."""
         if 2 * self._half > _LARGEST_SLOT:
             raise self._directory.unavailable("too many callers are waiting on this machine")
-        if record.slot and record.length:
-            copy = os.pread(self._fd, _HEADER.size + record.length, self._half)
-            _write_all(self._fd, copy, 0)
+        if record.slot and (former := self._followed(_Record(0, 1, 0, 0, {}))).end:
+            former = former._replace(sequence=record.sequence)
+            record = record._replace(sequence=self._put(former, _all_rows(former), 0, 0).sequence)
         self._reserve(2 * self._half, 2 * self._half)
         return record._replace(slot=0)
 
@@ -298,15 +403,23 @@ class RecordFile:
 
     def _resized(self, size: int) -> None:
         """Record a file's new size, and forget what was in its slots."""
-        self._known, self._headers = _EMPTY, [b"", b""]
+        self._known = _EMPTY
         self._half = _FIRST_SLOT if size >= 2 * _FIRST_SLOT else 0
         while 0 < 4 * self._half <= size:
             self._half *= 2
         self._size = size  # Last: after an exception of a signal handler, all of it is done again.
 
 
-def _payload(fence: int, lines: Mapping[bytes, bytes]) -> bytes:
-    return b"\n".join([b"%d" % fence, *lines.values()])
+def _all_rows(record: _Record) -> bytes:
+    rows = [
+        name + b"\t" + (to_bytes(state) if isinstance(state, KeyState) else state)
+        for name, state in list(record.states.items())
+    ]
+    return _payload(record.fence, rows)
+
+
+def _payload(fence: int, rows: Sequence[bytes]) -> bytes:
+    return b"\n".join([b"%d" % fence, *rows])
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:
