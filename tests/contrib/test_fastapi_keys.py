@@ -473,7 +473,7 @@ class TestAtTheStart:
         app.mount("/sub/{tenant}", sub)
         lifespan = Exchange(kind="lifespan")
         lifespan.says({"type": "lifespan.startup"})
-        with pytest.raises(ConfigurationError, match=r"'id', but the path has .*'item_id'"):
+        with pytest.raises(ConfigurationError, match=r"'id'; available: .*'item_id'"):
             await lifespan.served_by(app)
         assert lifespan.last == "lifespan.startup.failed"
         assert lifespan.sent[0]["message"].startswith(f"{path}: lock('item:{{id}}')")
@@ -537,7 +537,7 @@ class TestAtTheStart:
 
         app = FastAPI(lifespan=lifespan)
         install(app, "memory://")
-        with pytest.raises(ConfigurationError, match=r"'id', but the path has none"):
+        with pytest.raises(ConfigurationError, match=r"'id'; available: none"):
             await started(app)
         assert closed == [True]
 
@@ -775,5 +775,7 @@ class TestSeveralDeclarations:
             pytest.fail("the handler ran")
 
         async with client_of(app, raises=True) as client:
-            with pytest.raises(ConfigurationError, match="needs 'item', which the path does not"):
+            with pytest.raises(
+                ConfigurationError, match="needs the path parameter 'item'; available: "
+            ):
                 await client.post("/7")

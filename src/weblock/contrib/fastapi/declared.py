@@ -28,7 +28,7 @@ from ..._runtime.runtimes import part_of
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate, Source
 from ..asgi import AsyncRequestLocks
-from ..kit import sent_value
+from ..kit import lacking, sent_value
 
 
 class Declared(NamedTuple):
@@ -286,10 +286,7 @@ def values_for(
         elif source.name in path:
             value = path[source.name]
         else:  # Of a route that was not there at the start, where this is checked.
-            raise ConfigurationError(
-                f"lock({template.text!r}) needs {source.name!r}, which the path does not have",
-                code="missing_value",
-            )
+            raise lacking(f"lock({template.text!r})", "path parameter", source.name, path)
         if parameter:
             text, errors = value, ()
             if text is not None:

@@ -43,6 +43,7 @@ from ..kit import (
     Problem,
     Rewrite,
     checked,
+    lacking,
     name_of,
     opened,
     problem_of,
@@ -126,12 +127,7 @@ def _faults(found: LockingRoute, locks: AsyncLocks | None) -> Iterator[Configura
         for name, source, declared in (each for each in wanted if each.source.kind == "path"):
             sent, says_its_type = source.name, declared or converters[name]
             if sent not in path:
-                text = (
-                    f"{lock} needs the path parameter {sent!r}, but the path has"
-                    f" {', '.join(map(repr, path)) or 'none'}; {{query.{sent}}} would be a query"
-                    f" parameter, and {{header.{sent}}} a header"
-                )
-                yield ConfigurationError(text, code="missing_value")
+                yield lacking(lock, "path parameter", sent, path)
             elif not says_its_type and isinstance(path[sent], StringConvertor | None):
                 text = (
                     f"{lock} contains {sent!r} as the URL spells it: '7' and '07' would be two locks."

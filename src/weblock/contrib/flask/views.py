@@ -14,7 +14,7 @@ from ..._runtime.runtimes import drive
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import CheckedKey, KeyTemplate, signature_of
 from ...sync import Lease, Locks
-from ..kit import Execution, LockSpec, name_of, request_values, required_by, wanted_by
+from ..kit import Execution, LockSpec, lacking, name_of, request_values, required_by, wanted_by
 from ..kit.idempotency import (
     BodyDigest,
     IdempotencySpec,
@@ -115,12 +115,7 @@ def decorated(view: F, lock: LockSpec) -> F:
 def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str, object]:
     for source in template.sources.values():
         if source.kind == "path" and source.name not in values:
-            raise ConfigurationError(
-                f"lock({template.text!r}) needs the view's argument {source.name!r}; available:"
-                f" {', '.join(map(repr, values)) or 'none'}. {{query.{source.name}}} would be a"
-                f" query parameter, and {{header.{source.name}}} a header",
-                code="missing_value",
-            )
+            raise lacking(f"lock({template.text!r})", "view's argument", source.name, values)
     query, headers = query_of(request.environ), headers_of(request.environ)
     return request_values(template, path=values, query=query, headers=headers)
 
@@ -250,12 +245,7 @@ def _unfillable(rule: Any, held: Any, installed: Installed) -> Iterator[Configur
         wanted += [(f"key function {name_of(function)}", name) for name in required_by(function)]
     for what, name in wanted:
         if name not in there:
-            names = ", ".join(map(repr, sorted(there))) or "none"
-            yield ConfigurationError(
-                f"{rule.rule}: {what} needs the view's argument {name!r}; available: {names}."
-                f" {{query.{name}}} would be a query parameter, and {{header.{name}}} a header",
-                code="missing_value",
-            )
+            yield lacking(f"{rule.rule}: {what}", "view's argument", name, sorted(there))
 
 
 def _layers(view: Any) -> Iterator[object]:

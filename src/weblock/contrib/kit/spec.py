@@ -189,6 +189,16 @@ def _host_name(header: str) -> str:
     return name + bracket if bracket else name.partition(":")[0].removesuffix(".")
 
 
+def lacking(what: str, kind: str, name: str, there: Iterable[str]) -> ConfigurationError:
+    """Return the error about a key that needs a value which no request for its route has."""
+    names = ", ".join(map(repr, there)) or "none"
+    return ConfigurationError(
+        f"{what} needs the {kind} {name!r}; available: {names}. {{query.{name}}} would be a query parameter,"
+        f" and {{header.{name}}} a header",
+        code="missing_value",
+    )
+
+
 def wanted_by(
     function: Callable[..., object], values: Mapping[str, object]
 ) -> Mapping[str, object]:

@@ -30,6 +30,7 @@ from ..kit import (
     Problem,
     Rewrite,
     answers,
+    lacking,
     opened,
     problem_of,
     refuse_engine,
@@ -139,11 +140,7 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
             for template in each.templates:
                 for source in template.sources.values():
                     if source.kind == "path" and source.name not in names:
-                        yield ConfigurationError(
-                            f"{what} has no path parameter {source.name!r} for {each!r}: it has"
-                            f" {', '.join(map(repr, names)) or 'none'}",
-                            code="missing_value",
-                        )
+                        yield lacking(f"{what}: {each!r}", "path parameter", source.name, names)
 
 
 def _handlers(
