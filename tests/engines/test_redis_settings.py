@@ -11,7 +11,7 @@ import redis.asyncio
 from redis.sentinel import Sentinel
 
 from weblock import ConfigurationError, Locks
-from weblock.stores.redis import RedisEngine, adopt, open_engine
+from weblock.stores.redis import RedisEngine, adopt
 from weblock.stores.redis.settings import Address, Deployment, Settings, parse
 
 CANARY = "c4naryS3cret"
@@ -65,13 +65,6 @@ def test_sentinels_are_reached_with_the_same_tls() -> None:
     assert settings.sentinel["ssl_check_hostname"] is True
     assert settings.sentinel["password"] == "other"
     assert "username" not in settings.sentinel
-
-
-def test_options_go_before_the_url() -> None:
-    """What is given by name overrules what the URL says."""
-    settings = parse("redis://joe:pw@h?timeout=3", {"password": "other", "timeout": 0.5})
-    assert settings.connection["password"] == "other"
-    assert settings.timeout == 0.5
 
 
 @pytest.mark.parametrize(
@@ -136,15 +129,6 @@ def test_what_is_no_client_is_refused() -> None:
         Locks.from_client({})
     with pytest.raises(ConfigurationError, match="ConnectionPool"):
         Locks.from_client(redis.ConnectionPool())
-
-
-def test_options_by_name() -> None:
-    """An engine opened by hand takes the options of a URL by name."""
-    engine = open_engine("redis://h", password=CANARY, prefix="shop")
-    assert engine.settings.prefix == "shop"
-    assert engine.settings.connection["password"] == CANARY
-    with Locks(engine) as locks:
-        assert locks.scope == "cluster"
 
 
 def adopted(client: object, **options: object) -> Settings:

@@ -107,7 +107,15 @@ class StatusPage:
         self._next_look = 0.0
         self._samples: deque[list[float]] = deque(maxlen=round(KEPT / EVERY))
         self._history = History(self._locks)  # It keeps nothing of the page alive.
-        self._page, self._policy = _page()
+        self._page = _HTML.read_text("utf-8")
+        parts = re.findall("<(script|style)>(.*?)</", self._page, re.DOTALL)
+        digests = {tag: hashlib.sha256(part.encode()).digest() for tag, part in parts}
+        script, style = (base64.b64encode(digests[tag]).decode() for tag in ("script", "style"))
+        self._policy = (  # It allows only the page's own script and style.
+            f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}';"
+            " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none';"
+            " frame-ancestors 'none'"
+        )
         stop = observe(Observer(self._history.hear, only=KINDS, immediate=True))
         self.close = weakref.finalize(self, stop)
         """Stop receiving events; the end of the page does so too."""
@@ -119,13 +127,11 @@ class StatusPage:
             while kind != "lifespan.shutdown":
                 kind = (await receive())["type"]
                 await send({"type": f"{kind}.complete"})
-        elif scope["type"] == "websocket":
+            return
+        if scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008})
-        else:
-            await self._serve(scope, receive, send)
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+            return
         user = await _answer(self._authorize, scope) if self._authorize else True
         method, accept = scope["method"], ",".join(_header(scope, b"accept"))
         if not user:
@@ -138,7 +144,7 @@ class StatusPage:
             await self._stream(scope, receive, send)
         elif "text/html" in accept:
             headers = {"content-security-policy": self._policy}
-            await _reply(send, 200, self._page, "text/html; charset=utf-8", **headers)
+            await _reply(send, 200, self._page.encode(), "text/html; charset=utf-8", **headers)
         else:
             await self._look()
             await _reply(send, 200, await self._facts(scope))
@@ -239,20 +245,6 @@ class StatusPage:
 async def _answer(function: Authorize, scope: Scope) -> bool | str:
     answer = function(scope)
     return await answer if inspect.isawaitable(answer) else answer
-
-
-def _page() -> tuple[bytes, str]:
-    """Return the page, and a policy that allows only its own script and style."""
-    text = _HTML.read_text("utf-8")
-    parts = re.findall("<(script|style)>(.*?)</", text, re.DOTALL)
-    digests = {tag: hashlib.sha256(part.encode()).digest() for tag, part in parts}
-    script, style = (base64.b64encode(digests[tag]).decode() for tag in ("script", "style"))
-    policy = (
-        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}';"
-        " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none';"
-        " frame-ancestors 'none'"
-    )
-    return text.encode(), policy
 
 
 async def _wanted(receive: Receive) -> tuple[str, int]:

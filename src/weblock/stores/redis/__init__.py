@@ -22,13 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["RedisEngine", "adopt", "open_engine"]
 
 
-def open_engine(url: str, **options: Any) -> RedisEngine:
-    """Return the engine of a URL; its options may also be given by name.
-
-    It connects when it is first used. Raises ``ConfigurationError``.
-    """
+def open_engine(url: str) -> RedisEngine:
+    """Return the engine of a URL. It connects when it is first used. Raises ``ConfigurationError``."""
     require(without_secrets(url), "redis")
-    return RedisEngine(parse(url, options))
+    return RedisEngine(parse(url))
 
 
 def adopt(client: object, **options: Any) -> RedisEngine:

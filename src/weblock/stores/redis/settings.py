@@ -9,12 +9,12 @@ import ssl
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import unquote
 
 from ..._core.ports import Recovery
 from ...errors import ConfigurationError
-from ..transport.settings import Reader, checked, flag, options_in, recovery, seconds, whole
+from ..transport.settings import Reader, flag, options_in, recovery, seconds, whole
 from ..url import parts_of
 
 DEFAULT_PORT: Final = 6379
@@ -100,18 +100,12 @@ class Settings:
         return _SCHEMES[self.scheme][1]
 
 
-def parse(url: str, options: Mapping[str, Any] | None = None) -> Settings:
-    """Parse a URL. ``options`` override what it says.
-
-    Raises ``ConfigurationError``, whose message shows nothing that stands before an ``@``.
-    """
+def parse(url: str) -> Settings:
+    """Parse a URL. Raises ``ConfigurationError``, which shows nothing that stands before an ``@``."""
     userinfo, rest, query = parts_of(url)
     scheme = url.partition("://")[0].lower()
     deployment, tls = _SCHEMES[scheme]
-    given = {
-        **options_in(query, _OPTIONS, engine="Redis"),
-        **checked(options or {}, _OPTIONS, engine="Redis"),
-    }
+    given = options_in(query, _OPTIONS, engine="Redis")
     user, _, password = userinfo.partition(":")
     named = {"username": unquote(user), "password": unquote(password)}
     connection = {
@@ -199,13 +193,11 @@ def _address(scheme: str, text: str, port: int) -> Address:
     return Address(unquote(host), int(number))
 
 
-def _provider(name: str, value: Any) -> Any:
-    if not hasattr(value, "get_credentials"):
-        raise ConfigurationError(
-            f"{name}= must be a redis.CredentialProvider: a URL cannot have one, so give a client"
-            " that has it to from_client"
-        )
-    return value
+def _provider(name: str, _value: Any) -> NoReturn:
+    raise ConfigurationError(
+        f"{name}= must be a redis.CredentialProvider: a URL cannot have one, so give a client that"
+        " has it to from_client"
+    )
 
 
 def _from_0(name: str, value: Any) -> int:

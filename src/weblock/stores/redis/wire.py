@@ -296,12 +296,27 @@ class Wire:
         return reply
 
     async def _introduced(self, link: Link[Any]) -> None:
-        """Find out on a new connection whether its server can keep locks."""
+        """Find out on a new connection whether its server can keep locks, and lets our user do so."""
         try:
             link.incarnation = run = await self._examined(link)
             self._admit(run)
-            if run not in self._known:
-                await self._probe(link, run)
+            channel = self._layout.channel("probe")
+            here = [] if run in self._known else self._nodes.buckets_at(link.address)
+            for bucket in here:
+                probe = Call(PROBE, bucket, (self._layout.probe(bucket),), (channel,))
+                refused = await link.ask(probe.command("", "0", self._where, whole=True))
+                if isinstance(refused, exceptions.AskError):
+                    continue  # It is just being moved, so nothing can be tried in it.
+                if isinstance(refused, Exception):
+                    raise refused
+                if refused:
+                    commands = ", ".join(command.decode() for command in refused)
+                    raise Unfit(
+                        f"its user has no right to run {commands} on keys and channels that start with"
+                        f" {self._layout.prefix}, or the server does not have it: {GRANT}"
+                    )
+                self._known.add(run)
+                break
         except BaseException:
             link.discard()
             raise
@@ -322,29 +337,6 @@ class Wire:
             if not run:
                 self._examine_at[link.address] = 0.0
         return run
-
-    async def _probe(self, link: Link[Any], run: str) -> None:
-        """Try on a new server whether its user has the rights that we need."""
-        here = self._nodes.buckets_at(link.address)
-        if not here:  # It is just being handed its first.
-            return
-        channel = self._layout.channel("probe")
-        for bucket in here:
-            probe = Call(PROBE, bucket, (self._layout.probe(bucket),), (channel,))
-            refused = await link.ask(probe.command("", "0", self._where, whole=True))
-            if not isinstance(refused, exceptions.AskError):
-                break
-        else:  # All of them are just being moved: nothing can be tried here, or need be.
-            return
-        if isinstance(refused, Exception):
-            raise refused
-        if refused:
-            commands = ", ".join(command.decode() for command in refused)
-            raise Unfit(
-                f"its user has no right to run {commands} on keys and channels that start with"
-                f" {self._layout.prefix}, or the server does not have it: {GRANT}"
-            )
-        self._known.add(run)
 
     def _judged(self, outcome: Outcome) -> Outcome:
         if not isinstance(outcome, Exception) or isinstance(outcome, EngineUnavailable):
