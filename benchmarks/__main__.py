@@ -43,7 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
     why = calm.disturbances()
     how = "the fastest slice of each" if effort.fastest else "medians of paired slices"
     cores = "as they are" if asked.asleep else "kept awake"
-    about = f"{machine.description()}: {effort.rounds} rounds of {effort.slice:g} s, {how}; cores {cores}."
+    about = (
+        f"{machine.description()}: {effort.rounds} rounds of {effort.slice:g} s, {how}; cores"
+        f" {cores}."
+    )
     print(about)
     print(f"The machine was not quiet: {'; '.join(why)}." if why else "The machine was quiet.")
     if asked.write and why:

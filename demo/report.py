@@ -27,10 +27,10 @@ def introduce(
 ) -> None:
     """Says what is about to be shown."""
     console.print(
-        f"A {framework.name} application may make at most [bold]{BOUND} items[/]. Its handler counts them, does"
-        f" some work ({WORK} s), and adds one if there were fewer than {BOUND}. It runs in"
-        f" [bold]{workers} workers[/], each a server of its own; they share one SQLite file."
-        f" [bold]{requests} requests[/] come at once, to the workers in turn.\n"
+        f"A {framework.name} application may make at most [bold]{BOUND} items[/]. Its handler"
+        f" counts them, does some work ({WORK} s), and adds one if there were fewer than {BOUND}."
+        f" It runs in [bold]{workers} workers[/], each a server of its own; they share one SQLite"
+        f" file. [bold]{requests} requests[/] come at once, to the workers in turn.\n"
     )
     console.print(Text.assemble("Engine of the lock: ", (engine.title, "bold"), "\n"))
 
@@ -50,7 +50,8 @@ def compare(console: Console, without: Run, locked: Run) -> None:
     table.add_row(
         "[bold]items made",
         *(
-            f"[bold {'green' if good else 'red'}]{each.items}: bound of {BOUND} {'kept' if good else 'BROKEN'}"
+            f"[bold {'green' if good else 'red'}]{each.items}: bound of {BOUND}"
+            f" {'kept' if good else 'BROKEN'}"
             for each, good in zip(runs, kept, strict=True)
         ),
     )

@@ -44,7 +44,10 @@ def test_the_site_is_not_built_with_a_link_that_leads_nowhere(link, tmp_path) ->
     build = re.search(r"exec (mkdocs build .*) ;;", (TOP / "scripts/docs").read_text())
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text(f"# Title\n\n[A link]({link})\n")
-    settings = f"INHERIT: {TOP}/mkdocs.yml\nhooks: [{TOP}/scripts/site.py]\nplugins: []\nnav:\n  - index.md\n"
+    settings = (
+        f"INHERIT: {TOP}/mkdocs.yml\nhooks: [{TOP}/scripts/site.py]\nplugins: []\nnav:\n"
+        "  - index.md\n"
+    )
     (tmp_path / "mkdocs.yml").write_text(settings)
     command = [sys.executable, "-m", *build[1].split(), "--config-file", tmp_path / "mkdocs.yml"]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

@@ -18,8 +18,8 @@ from demo.versions import TTL, VERSIONS, Version
 def introduce(console: Console, requests: int, replicas: int, slow: float) -> None:
     """Says what is about to be shown."""
     console.print(
-        f"At most [bold]{BOUND} items[/], in [bold]{replicas} replicas[/] that get requests in turn,"
-        f" with three Redis servers for the locks. Every version gets the same"
+        f"At most [bold]{BOUND} items[/], in [bold]{replicas} replicas[/] that get requests in"
+        " turn, with three Redis servers for the locks. Every version gets the same"
         f" [bold]{requests} requests[/]: one whose work takes {slow:g} s, where all locks are for"
         f" {TTL:g} s, and others of {WORK:g} s.\n"
     )

@@ -135,8 +135,9 @@ class KeptTexts:
         self.locks = locks
         if locks._locker.store.texts is None:
             raise ConfigurationError(
-                f"{what} keeps answers in the engine of its locks, and {locks.engine} keeps none: use"
-                " file://, redis:// (one server, Sentinel or Cluster), postgresql:// or memory://"
+                f"{what} keeps answers in the engine of its locks, and {locks.engine} keeps none:"
+                " use file://, redis:// (one server, Sentinel or Cluster), postgresql:// or"
+                " memory://"
             )
 
     async def find(self, key: str, group: str) -> Found:
@@ -206,8 +207,8 @@ class AtLeast:
         max_hold = None if given is None else terms_of(locks, options).max_hold
         if self._least is not None and max_hold is not None and self._least > max_hold:
             raise ConfigurationError(
-                f"at_least={self._least:g} is longer than max_hold={max_hold:g}, after which the lease"
-                " is lost: raise max_hold="
+                f"at_least={self._least:g} is longer than max_hold={max_hold:g}, after which the"
+                " lease is lost: raise max_hold="
             )
 
     async def begin(self, lease: BaseLease) -> None:

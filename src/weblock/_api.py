@@ -81,8 +81,8 @@ class BaseLocks:
                 )
             raise TypeError(
                 f"{name}(...) takes an open engine, and was given a"
-                f" {type(engine).__module__}.{type(engine).__qualname__}: write {name}.from_url(url),"
-                f" or {name}.from_client(client) for a redis-py client"
+                f" {type(engine).__module__}.{type(engine).__qualname__}: write"
+                f" {name}.from_url(url), or {name}.from_client(client) for a redis-py client"
             )
         options = Options(**given)
         runtime = self._runtime()
@@ -90,8 +90,8 @@ class BaseLocks:
         if reach < wanted:
             raise ConfigurationError(
                 f"engine {engine.name} has scope={engine.scope!r}, but"
-                f" require_scope={options.require_scope!r}: choose an engine that all machines share,"
-                " such as redis://",
+                f" require_scope={options.require_scope!r}: choose an engine that all machines"
+                " share, such as redis://",
                 code="unsuitable_engine",
             )
         with registering():
@@ -180,9 +180,9 @@ class BaseLocks:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"{self!r} cannot be pickled or copied, because its connections belong to this process: create"
-            f" one with {type(self).__name__}.from_url(...) where it is needed; all of one URL share an"
-            " engine"
+            f"{self!r} cannot be pickled or copied, because its connections belong to this process:"
+            f" create one with {type(self).__name__}.from_url(...) where it is needed; all of one"
+            " URL share an engine"
         )
 
     def __repr__(self) -> str:
@@ -414,8 +414,8 @@ def _warn_of_limits(namespace: str, keys: Sequence[str], limit: int) -> None:
         elif known not in (0, limit):
             _limits[name] = 0  # This was logged.
             logger.warning(
-                "the key %r is acquired with limit=%d and with limit=%d: while both kinds of holders"
-                " exist, the smaller limit applies. Use the same limit everywhere"
+                "the key %r is acquired with limit=%d and with limit=%d: while both kinds of"
+                " holders exist, the smaller limit applies. Use the same limit everywhere"
                 " [weblock.different_limits]",
                 *(name[1], known, limit),
             )
@@ -447,8 +447,8 @@ class BaseLease:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"{self!r} cannot be pickled or copied, because it belongs to this process: pass the token of"
-            " lease.hand_over(), and call locks.take_over(token) there"
+            f"{self!r} cannot be pickled or copied, because it belongs to this process: pass the"
+            " token of lease.hand_over(), and call locks.take_over(token) there"
         )
 
     @property
@@ -634,8 +634,8 @@ class HoldBlock(Generic[L]):
         if not getattr(self, "_entered", True):  # An interrupt may have come before it was made.
             hold = f"hold({self._named()})"
             warn(
-                f"{hold} was never entered, so it locked nothing: write '{self._block} locks.{hold}:'"
-                " [weblock.never_entered]",
+                f"{hold} was never entered, so it locked nothing: write '{self._block}"
+                f" locks.{hold}:' [weblock.never_entered]",
                 RuntimeWarning,
                 stacklevel=2,
                 source=self,

@@ -200,8 +200,8 @@ class Options:
         for name in ("wait", "max_waiters", "on_unavailable"):
             if name in given:
                 raise TypeError(
-                    f"take_over neither waits nor runs without a lease, and was given {name}=: leave it"
-                    " out"
+                    f"take_over neither waits nor runs without a lease, and was given {name}=:"
+                    " leave it out"
                 )
         return self.of_call(given)[0]
 
@@ -214,15 +214,15 @@ class Options:
         if several and not (limit == SHARED and engine.limits == "shared"):
             given = "shared=True" if limit == SHARED else f"limit={limit}"
             raise ConfigurationError(
-                f"engine {engine.name} cannot grant a key to several holders, as {given} wants: choose"
-                " an engine that can, such as file:// or redis://",
+                f"engine {engine.name} cannot grant a key to several holders, as {given} wants:"
+                " choose an engine that can, such as file:// or redis://",
                 code="unsuitable_engine",
             )
         recovery = engine.recovery
         if terms.renew and recovery and not recovery.covers(terms.ttl):
             raise ConfigurationError(
-                f"ttl={terms.ttl:g} is longer than recovery={recovery.seconds:g}, after which engine"
-                f" {engine.name} grants keys again when it has lost its data: add"
+                f"ttl={terms.ttl:g} is longer than recovery={recovery.seconds:g}, after which"
+                f" engine {engine.name} grants keys again when it has lost its data: add"
                 f" recovery={terms.ttl:g} to the URL in all programs that lock the same keys, or"
                 " shorten the ttl",
                 code="unsuitable_engine",
@@ -249,9 +249,9 @@ class Options:
         if shared := merged.pop("shared", None):
             if "limit" in given:
                 raise ConfigurationError(
-                    f"limit={given['limit']!r:.80} and shared=True exclude each other: limit=3 lets three"
-                    " hold a key at once, and shared=True any number of readers but no writer. Give one of"
-                    " them"
+                    f"limit={given['limit']!r:.80} and shared=True exclude each other: limit=3 lets"
+                    " three hold a key at once, and shared=True any number of readers but no"
+                    " writer. Give one of them"
                 )
             merged["limit"] = SHARED
         elif shared is False and "limit" not in given and merged["limit"] == SHARED:
@@ -272,8 +272,8 @@ def _refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
             raise TypeError(f"there is no option {name!r}: did you mean {_OTHER_NAMES[name]}?")
         if name in _OF_ENGINES:
             raise TypeError(
-                f"there is no option {name!r} of a lock: it is an option of the engine, which belongs"
-                f" into the URL, as in redis://host?{name}=..."
+                f"there is no option {name!r} of a lock: it is an option of the engine, which"
+                f" belongs into the URL, as in redis://host?{name}=..."
             )
         raise TypeError(unknown("option", name, known))
 
@@ -313,8 +313,8 @@ def _drift(value: Any) -> float:
         or not 0 <= value <= MOST_DRIFT
     ):
         raise ConfigurationError(
-            f"drift={value!r:.80} must be a fraction from 0 to {MOST_DRIFT:g}: 0.01 allows clocks to"
-            " differ by 1 %"
+            f"drift={value!r:.80} must be a fraction from 0 to {MOST_DRIFT:g}: 0.01 allows clocks"
+            " to differ by 1 %"
         )
     return float(value)
 
@@ -338,7 +338,8 @@ def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
     if not least <= value <= LONGEST:
         days = LONGEST / 86400
         raise ConfigurationError(
-            f"{name}={value!r:.80} must be {least:g} seconds to {days:g} days{_ENDLESS.get(name, '')}"
+            f"{name}={value!r:.80} must be {least:g} seconds to {days:g}"
+            f" days{_ENDLESS.get(name, '')}"
         )
     return float(value)
 
@@ -366,8 +367,8 @@ def count(name: str, value: Any) -> int:
 def _limit(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_LIMIT:
         raise ConfigurationError(
-            f"{name}={value!r:.80} must be a whole number from 1 to {LARGEST_LIMIT}: how many may hold"
-            " the key at once. For any number of readers, give shared=True"
+            f"{name}={value!r:.80} must be a whole number from 1 to {LARGEST_LIMIT}: how many may"
+            " hold the key at once. For any number of readers, give shared=True"
         )
     return value
 
@@ -429,8 +430,8 @@ def without_waiting(options: HoldOptions) -> HoldOptions:
     wait = options.get("wait", 0)
     if isinstance(wait, bool) or wait not in (0, timedelta(0)):
         raise TypeError(
-            f"try_acquire never waits, and was given wait={wait!r:.80}: call acquire, which waits and"
-            " then raises LockTimeout"
+            f"try_acquire never waits, and was given wait={wait!r:.80}: call acquire, which waits"
+            " and then raises LockTimeout"
         )
     return {**options, "wait": 0}
 
@@ -450,8 +451,8 @@ def refuse_what_cannot_be_called(callback: object) -> None:
         raise TypeError(f"{callback!r:.80} cannot be called: give a function without arguments")
     if inspect.iscoroutinefunction(callback):
         raise TypeError(
-            f"{callback!r:.80} is async, and its coroutine would never run: give a function, which may"
-            " start a task with asyncio.create_task in an event loop"
+            f"{callback!r:.80} is async, and its coroutine would never run: give a function, which"
+            " may start a task with asyncio.create_task in an event loop"
         )
 
 

@@ -233,8 +233,8 @@ class BodyTooLong(WeblockError):
 
     def __init__(self, max_request: int) -> None:
         super().__init__(
-            f"the body of an idempotent request has more than max_request={max_request} bytes: raise"
-            " max_request=, or send less"
+            f"the body of an idempotent request has more than max_request={max_request} bytes:"
+            " raise max_request=, or send less"
         )
         self.max_request = max_request
 
@@ -295,7 +295,8 @@ class TooManyAnswers(WeblockError):
 
     def __init__(self, most: int, *, retry_after: float) -> None:
         super().__init__(
-            f"max_answers={most} answers are stored for this caller: raise max_answers=, or lower keep="
+            f"max_answers={most} answers are stored for this caller: raise max_answers=, or lower"
+            " keep="
         )
         self.retry_after = retry_after
 
@@ -339,27 +340,28 @@ class AlreadyHeld(WeblockError, RuntimeError):
         held = f"Lock {key!r} is already held by this task, thread or request"
         if upgrade:
             reason = (
-                f"{held}, together with other holders, and cannot change to a smaller limit: two callers"
-                " that tried would wait for each other forever. Release it and acquire it again, or"
-                " acquire it with the smaller limit from the start."
+                f"{held}, together with other holders, and cannot change to a smaller limit: two"
+                " callers that tried would wait for each other forever. Release it and acquire it"
+                " again, or acquire it with the smaller limit from the start."
             )
         elif waits:
             reason = (
-                f"Lock {key!r} has another task of this event loop ahead in its queue, and this blocking"
-                " call would stop that task. Use AsyncLocks, or call this in a thread: await"
-                " asyncio.to_thread(...)."
+                f"Lock {key!r} has another task of this event loop ahead in its queue, and this"
+                " blocking call would stop that task. Use AsyncLocks, or call this in a thread:"
+                " await asyncio.to_thread(...)."
             )
         elif inherited:
             reason = (
-                f"Lock {key!r} is already held by the request that this code belongs to. Acquiring it"
-                " again would wait forever. Use the existing lease, or request_locks().acquire(...). A"
-                " task that outlives the request needs its own context: asyncio.create_task(work(),"
-                " context=contextvars.Context())."
+                f"Lock {key!r} is already held by the request that this code belongs to. Acquiring"
+                " it again would wait forever. Use the existing lease, or"
+                " request_locks().acquire(...). A task that outlives the request needs its own"
+                " context: asyncio.create_task(work(), context=contextvars.Context())."
             )
         else:
             reason = (
-                f"{held}, or by another task of the event loop that this call would block. Acquiring it"
-                " again would wait forever. Use the existing lease. In tasks, use AsyncLocks."
+                f"{held}, or by another task of the event loop that this call would block."
+                " Acquiring it again would wait forever. Use the existing lease. In tasks, use"
+                " AsyncLocks."
             )
         super().__init__(reason)
         self.key = key

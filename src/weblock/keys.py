@@ -64,14 +64,15 @@ def canonical(value: object) -> str:
     text = str(value)
     if _ADDRESS.search(text):
         raise ConfigurationError(
-            f"a key cannot be made of a {kind.__qualname__}, whose text contains its address: two equal"
-            " objects would have different keys, and would not exclude each other. Use one of its"
-            " attributes instead, or give the class a __str__"
+            f"a key cannot be made of a {kind.__qualname__}, whose text contains its address: two"
+            " equal objects would have different keys, and would not exclude each other. Use one"
+            " of its attributes instead, or give the class a __str__"
         )
     if hasattr(kind, "get_secret_value"):
         raise ConfigurationError(
-            f"a key cannot be made of a {kind.__qualname__}, whose text is {text!r:.40} for every secret:"
-            " all secrets would share one key. Use a digest of value.get_secret_value() instead"
+            f"a key cannot be made of a {kind.__qualname__}, whose text is {text!r:.40} for every"
+            " secret: all secrets would share one key. Use a digest of value.get_secret_value()"
+            " instead"
         )
     return text
 
@@ -84,9 +85,9 @@ def canonical(value: object) -> str:
 @canonical.register(bytearray)
 def _(value: object) -> str:
     raise ConfigurationError(
-        f"a key cannot be made of a {type(value).__qualname__}: two that are equal can have different"
-        " texts, depending on the order and the types of the elements. Lock one key for each element, or"
-        " use a text such as ','.join(sorted(...))"
+        f"a key cannot be made of a {type(value).__qualname__}: two that are equal can have"
+        " different texts, depending on the order and the types of the elements. Lock one key for"
+        " each element, or use a text such as ','.join(sorted(...))"
     )
 
 
@@ -353,14 +354,14 @@ class KeyTemplate:
         for name in self.names:
             if name.isdecimal():
                 raise ConfigurationError(
-                    f"key template {self.text!r} has {{{name}}}: the values of a request have names,"
-                    " not places: write a name like {item_id}"
+                    f"key template {self.text!r} has {{{name}}}: the values of a request have"
+                    " names, not places: write a name like {item_id}"
                 )
             if name not in self.sources:
                 raise ConfigurationError(
                     f"key template {self.text!r} has {{{name}}}: a placeholder with a dot starts"
-                    f" with one of {', '.join(_KINDS)}. For anything else, such as a value of the body, give the"
-                    " adapter a function that returns the key"
+                    f" with one of {', '.join(_KINDS)}. For anything else, such as a value of the"
+                    " body, give the adapter a function that returns the key"
                 )
         return self.sources
 

@@ -62,7 +62,8 @@ MUTANTS = (
         moving,
         "_transfer",
         "        return await locker.store.transfer(key, owner, claim, fence=fence), sent",
-        "        return await locker.store.transfer(key, owner, claim, fence=fence), locker.runtime.now()",
+        "        return await locker.store.transfer(key, owner, claim, fence=fence),"
+        " locker.runtime.now()",
         ("M6",),
     ),
 )

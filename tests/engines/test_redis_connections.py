@@ -299,7 +299,7 @@ def test_a_keeper_without_a_connection_goes_before_all_callers(
     monkeypatch.setattr(pool, "LOAN", PATIENCE)
     with Locks.from_url(server.url(recovery="off"), wait=PATIENCE) as locks:
         locks.acquire("a").release()
-        links, address = locks._locker.store._wire.links, Address("127.0.0.1", server.port)  # type: ignore[attr-defined]
+        links, address = locks._locker.store._wire.links, Address(("127.0.0.1"), server.port)  # type: ignore[attr-defined]
         (link,) = links._idle.pop(address)
         with ThreadPoolExecutor(1) as threads:
             loan = threads.submit(links.lend, address)

@@ -143,8 +143,9 @@ def refuse_subinterpreter() -> None:
         background_thread(refuse_subinterpreter, "weblock-never")
     except RuntimeError as error:
         raise ConfigurationError(
-            f"weblock cannot be used in this subinterpreter ({error}): it renews leases in a thread. Use it"
-            " in the main interpreter, and run the work in threads or processes instead",
+            f"weblock cannot be used in this subinterpreter ({error}): it renews leases in a"
+            " thread. Use it in the main interpreter, and run the work in threads or processes"
+            " instead",
             code="wrong_thread",
         ) from error
 
@@ -186,7 +187,8 @@ class BackgroundThread:
         except RuntimeError:
             if times := self._failures.count():
                 logger.exception(
-                    "the thread %s could not be started (failure %d in a row) [weblock.thread_failed]",
+                    "the thread %s could not be started (failure %d in a row)"
+                    " [weblock.thread_failed]",
                     self._name,
                     times,
                 )
@@ -234,7 +236,8 @@ class BackgroundThread:
                 except BaseException:
                     if times := self._failures.count():
                         logger.critical(
-                            "the thread %s failed and is restarted (failure %d in a row) [weblock.thread_failed]",
+                            "the thread %s failed and is restarted (failure %d in a row)"
+                            " [weblock.thread_failed]",
                             self._name,
                             times,
                             exc_info=True,

@@ -152,9 +152,9 @@ _LINES: Final[Mapping[type[Event], _Line]] = {
     Recovering: _Line(
         logging.WARNING,
         "engine %(engine)s is recovering: %(cause)s. It grants no locks for another"
-        " %(retry_after).3g s: callers whose wait= is longer get their locks then, and others fail."
-        " In the engine's URL, set recovery= to the longest ttl in use; or recovery=off where overlaps"
-        " do no harm, as in development and tests",
+        " %(retry_after).3g s: callers whose wait= is longer get their locks then, and others"
+        " fail. In the engine's URL, set recovery= to the longest ttl in use; or recovery=off"
+        " where overlaps do no harm, as in development and tests",
         most=1,
         code="engine_recovering",
     ),
@@ -470,16 +470,17 @@ class Observer:
             getattr(call, "__call__", None)  # noqa: B004 - an object's method may be async
         ):
             raise ConfigurationError(
-                f"observer {call!r:.80} is async, and observers are called where no event loop runs: give a"
-                " function, which can pass the event on with loop.call_soon_threadsafe"
+                f"observer {call!r:.80} is async, and observers are called where no event loop"
+                " runs: give a function, which can pass the event on with"
+                " loop.call_soon_threadsafe"
             )
         named: Any = only
         kinds = tuple(named) if isinstance(named, Iterable) else (named,)
         for kind in kinds:
             if kind not in EVENTS.values():
                 raise ConfigurationError(
-                    f"only={kind!r:.80} is not a kind of event: give classes of weblock.events, as in"
-                    " only=[weblock.events.Lost]"
+                    f"only={kind!r:.80} is not a kind of event: give classes of weblock.events, as"
+                    " in only=[weblock.events.Lost]"
                 )
         self._call = call
         self.only = frozenset(kinds)

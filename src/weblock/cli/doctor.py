@@ -93,8 +93,8 @@ def _found(locks: Locks, ttl: float, *, measure: bool) -> Iterator[Finding]:
         else:
             yield warning(
                 "ttl",
-                f"{text}, and a lease of {ttl:g} s can last longer: a second caller could get its key, if"
-                " the first caller after the loss is another program with a shorter ttl.",
+                f"{text}, and a lease of {ttl:g} s can last longer: a second caller could get its"
+                " key, if the first caller after the loss is another program with a shorter ttl.",
                 f"Add recovery={ttl:g} to the URL, in all programs that lock the same keys.",
             )
     of_engine = list(engine.diagnose())
@@ -148,7 +148,10 @@ def ping_command(session: Session) -> None:
 @click.option(
     "--answers",
     type=click.Choice(["postgresql", "mysql", "sqlite"]),
-    help="Instead, the table of answers to idempotent requests, in a database of this kind (mysql: also MariaDB).",
+    help=(
+        "Instead, the table of answers to idempotent requests, in a database of this kind (mysql:"
+        " also MariaDB)."
+    ),
 )
 @pass_session
 def ddl_command(session: Session, answers: str | None) -> None:

@@ -63,7 +63,10 @@ LOST: Final = 0
 @click.option(
     "--kill-after",
     type=click.FloatRange(0),
-    help="Seconds from SIGTERM to SIGKILL, when the lease is ending; 5, or half of --ttl if that is shorter.",
+    help=(
+        "Seconds from SIGTERM to SIGKILL, when the lease is ending; 5, or half of --ttl if that is"
+        " shorter."
+    ),
 )
 @click.option(
     "--max-hold", type=click.FloatRange(0.1, LONGEST), help="Seconds that the command may run."
@@ -131,8 +134,8 @@ def run_command(
         info = locks.inspect(key) if key in held else None
         if any(holder.fence == held[key] for holder in (info.holders if info else ())):
             raise ConfigurationError(
-                f"an outer weblock run holds {key!r} until this one has ended, so this one would wait"
-                " forever: lock another key here, or run the command without weblock run"
+                f"an outer weblock run holds {key!r} until this one has ended, so this one would"
+                " wait forever: lock another key here, or run the command without weblock run"
             )
         run = Run(key, kill_after, at_least, in_json=session.json)
         try:
@@ -156,21 +159,22 @@ def _check(locks: Locks, hold: Mapping[str, Any], kill_after: float, at_least: f
         raise ConfigurationError("weblock run needs the process groups of Linux or macOS")
     if kill_after > hold["ttl"] / 2:
         raise ConfigurationError(
-            f"--kill-after {kill_after:g} is more than half of --ttl {hold['ttl']:g}: a lease is renewed"
-            " after a third of its ttl, and may be ending from --kill-after on. Raise --ttl"
+            f"--kill-after {kill_after:g} is more than half of --ttl {hold['ttl']:g}: a lease is"
+            " renewed after a third of its ttl, and may be ending from --kill-after on. Raise"
+            " --ttl"
         )
     if locks.scope == "process":
         raise ConfigurationError(
-            f"{locks.engine} locks inside one process only, and excludes no other command: use file:// for"
-            " one machine, redis:// for several, or noop:// to lock nothing",
+            f"{locks.engine} locks inside one process only, and excludes no other command: use"
+            " file:// for one machine, redis:// for several, or noop:// to lock nothing",
             code="unsuitable_engine",
         )
     if at_least > hold.get("max_hold", LONGEST):
         raise ConfigurationError(f"--at-least {at_least:g} must not be more than --max-hold")
     if at_least and locks.scope == "host":
         raise ConfigurationError(
-            f"{locks.engine} frees what a process held as soon as it ends, so --at-least cannot keep a"
-            " key locked there: use an engine that several machines share, such as redis://",
+            f"{locks.engine} frees what a process held as soon as it ends, so --at-least cannot"
+            " keep a key locked there: use an engine that several machines share, such as redis://",
             code="unsuitable_engine",
         )
 

@@ -58,8 +58,8 @@ def from_bytes(data: bytes, where: str) -> KeyState:
     if version != VERSION:
         raise ConfigurationError(
             f"{where} has a state in the format {version[:20]!r}, and this version of weblock reads"
-            f" and writes the format {VERSION!r}: run the same version in all processes, or give each"
-            " version its own server, directory or table",
+            f" and writes the format {VERSION!r}: run the same version in all processes, or give"
+            " each version its own server, directory or table",
             code="other_format",
         )
     try:
@@ -75,7 +75,8 @@ def from_bytes(data: bytes, where: str) -> KeyState:
         )
     except (ValueError, TypeError, IndexError, RecursionError) as error:
         raise ConfigurationError(
-            f"{where} has a damaged state ({error}): stop all processes that lock there, and remove it",
+            f"{where} has a damaged state ({error}): stop all processes that lock there, and remove"
+            " it",
             code="other_format",
         ) from error
 

@@ -86,15 +86,15 @@ def refuse_what_is_no_url(url: object) -> None:
             and (found := _SCHEME.match(each.strip()))
         ):
             raise ConfigurationError(
-                f"the {found.group()} URL has white space around it, as one that was read from a file"
-                " has a line end: give url.strip()"
+                f"the {found.group()} URL has white space around it, as one that was read from a"
+                " file has a line end: give url.strip()"
             )
     if isinstance(url, str | bytes | list | tuple):
         return
     if url is None:  # A variable of the environment that is missing, most often.
         raise ConfigurationError(
-            "the engine's URL is None: name an engine, such as 'redis://localhost', or leave the URL out"
-            " for file://, this machine"
+            "the engine's URL is None: name an engine, such as 'redis://localhost', or leave the"
+            " URL out for file://, this machine"
         )
     if isinstance(url, os.PathLike):
         hint = f"for a directory, write file://{os.fspath(url)!s:.80}"
@@ -124,8 +124,8 @@ def parts_of(url: str) -> tuple[str, str, str]:
     rest, _, query = rest.partition("?")
     if "@" in query:
         raise ConfigurationError(
-            f"the {scheme}:// URL has an '@' after a '?': write %40 for an '@' in an option, and %3F"
-            " for a '?' in a password"
+            f"the {scheme}:// URL has an '@' after a '?': write %40 for an '@' in an option, and"
+            " %3F for a '?' in a password"
         )
     userinfo, _, place = rest.rpartition("@")
     return userinfo, place, query

@@ -160,7 +160,9 @@ class RedisModel:
         offset = 7 if self.replica_once else -1
         return {
             "server": f"run_id:r{self.run}\r\nuptime_in_seconds:{uptime}\r\n",
-            "replication": f"role:master\r\nmaster_replid:i{self.replid}\r\nsecond_repl_offset:{offset}\r\n",
+            "replication": (
+                f"role:master\r\nmaster_replid:i{self.replid}\r\nsecond_repl_offset:{offset}\r\n"
+            ),
             "commandstats": f"cmdstat_{'flushall' if self.flushed else 'info'}:calls=1,usec=1\r\n",
         }[section]
 

@@ -57,8 +57,8 @@ class Lock(BaseLock[Lease]):
             except AlreadyHeld as error:
                 if terms["wait"] is None:
                     raise self._error(
-                        "Cannot acquire a lock that this thread or task already holds: it would wait"
-                        " for itself forever"
+                        "Cannot acquire a lock that this thread or task already holds: it would"
+                        " wait for itself forever"
                     ) from error
                 return False
         self._local.lease = lease

@@ -56,8 +56,8 @@ class Lock(BaseLock[AsyncLease]):
             except AlreadyHeld as error:
                 if terms["wait"] is None:
                     raise self._error(
-                        "Cannot acquire a lock that this thread or task already holds: it would wait"
-                        " for itself forever"
+                        "Cannot acquire a lock that this thread or task already holds: it would"
+                        " wait for itself forever"
                     ) from error
                 return False
         self._local.lease = lease

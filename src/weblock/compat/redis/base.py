@@ -149,8 +149,8 @@ _NO_CHOICE = (
 def _refuse_to_replace(name: str) -> None:
     if _INSIDE.match(name):
         raise LockError(
-            f"{name!r} of this lock cannot be replaced, because it has no such script or step: to change"
-            " when the lock ends, call extend(seconds, replace_ttl=True) or reacquire()"
+            f"{name!r} of this lock cannot be replaced, because it has no such script or step: to"
+            " change when the lock ends, call extend(seconds, replace_ttl=True) or reacquire()"
         )
 
 
@@ -194,7 +194,8 @@ class PerClient(Generic[F]):
         """Create the locks of a client, with options of ``from_client``."""
         if _pool_of(client) in self._known:
             raise ConfigurationError(
-                "the locks of this client exist already: call configure(client, ...) before the first",
+                "the locks of this client exist already: call configure(client, ...) before the"
+                " first",
                 code="installation",
             )
         self.of(client, options)

@@ -71,8 +71,8 @@ class WebLock:
         refuse_other_application(app, Celery)
         if self._app is not None or app in installed:
             raise ConfigurationError(
-                f"weblock is already installed in the application {app.main!r:.80}: install it once, and"
-                " give each application its own WebLock",
+                f"weblock is already installed in the application {app.main!r:.80}: install it"
+                " once, and give each application its own WebLock",
                 code="installation",
             )
         self._app = app

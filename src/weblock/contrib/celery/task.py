@@ -128,13 +128,15 @@ class LockedTask(Task):
             return
         if cls.on_busy not in get_args(OnBusy):
             raise ConfigurationError(
-                f"on_busy={cls.on_busy!r:.80} must be 'wait', 'skip' or 'retry' (task {cls.__name__})"
+                f"on_busy={cls.on_busy!r:.80} must be 'wait', 'skip' or 'retry' (task"
+                f" {cls.__name__})"
             )
         work = run.unlocked(object(), cls)
         late = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
         if any(is_late(work) for is_late in late):
             raise TypeError(
-                f"{cls.__name__} is async or a generator, which would run after the lock is released"
+                f"{cls.__name__} is async or a generator, which would run after the lock is"
+                " released"
             )
         for name in ("busy_countdown", "at_least"):
             if (value := getattr(cls, name)) is not None:

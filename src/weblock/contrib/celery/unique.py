@@ -80,17 +80,19 @@ def check(task: Any, limit: int = 1) -> None:
     for option, values in (("unique", Unique), ("until", Until)):
         if getattr(task, option) not in get_args(values):
             raise ConfigurationError(
-                f"{option}={getattr(task, option)!r:.80} must be one of {get_args(values)} (task {name})"
+                f"{option}={getattr(task, option)!r:.80} must be one of {get_args(values)} (task"
+                f" {name})"
             )
     if task.lock is None or task.unique_for is None:
         raise ConfigurationError(
-            f"unique={task.unique!r} of task {name} needs lock=, the key, and unique_for=: for how many"
-            " seconds the task may wait in its queue"
+            f"unique={task.unique!r} of task {name} needs lock=, the key, and unique_for=: for how"
+            " many seconds the task may wait in its queue"
         )
     seconds("unique_for", task.unique_for, least=SHORTEST_TTL)
     if limit != 1:
         raise ConfigurationError(
-            f"unique={task.unique!r} of task {name} needs an exclusive lock, without limit= and shared="
+            f"unique={task.unique!r} of task {name} needs an exclusive lock, without limit= and"
+            " shared="
         )
     # A class has no application yet.
     if (
@@ -99,8 +101,8 @@ def check(task: Any, limit: int = 1) -> None:
         and isinstance(task.backend, DisabledBackend)
     ):
         raise ConfigurationError(
-            f"unique='join' of task {name} returns the result of the queued task, and the application"
-            " has no result backend: set result_backend, or write unique='drop'"
+            f"unique='join' of task {name} returns the result of the queued task, and the"
+            " application has no result backend: set result_backend, or write unique='drop'"
         )
 
 

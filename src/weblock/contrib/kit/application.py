@@ -54,8 +54,8 @@ def configured(
     if "url" in given:
         if isinstance(locks, Locks):
             raise ConfigurationError(
-                f"{spell('url')} is set, but WebLock was given locks that are already open: give one of"
-                " them"
+                f"{spell('url')} is set, but WebLock was given locks that are already open: give"
+                " one of them"
             )
         locks = given["url"]
     of_config = {name: given[name] for name in OPTIONS if name in given}
@@ -73,8 +73,8 @@ def opened(kind: type[F], locks: object, options: LocksOptions) -> tuple[F, bool
     if isinstance(locks, kind):
         if options:
             raise TypeError(
-                f"{', '.join(options)}: these are options of the locks, which are already open. Give"
-                f" them to {name}.from_url(...) instead"
+                f"{', '.join(options)}: these are options of the locks, which are already open."
+                f" Give them to {name}.from_url(...) instead"
             )
         return locks, False
     if isinstance(locks, AsyncLocks):

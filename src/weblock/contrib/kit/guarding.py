@@ -44,7 +44,8 @@ def refuse_guard(guard: object, options: Mapping[str, object]) -> None:
         raise ConfigurationError(f"guard={guard!r:.80}: give 'lease', 'database' or None")
     if guard == DATABASE_GUARD and (options.get("shared") or options.get("limit", 1) != 1):
         raise ConfigurationError(
-            "the guard in the database needs an exclusive lease: leave out limit= and shared=, or the guard",
+            "the guard in the database needs an exclusive lease: leave out limit= and shared=, or"
+            " the guard",
             code="unsuitable_guard",
         )
 
@@ -63,7 +64,10 @@ class StaleFence(LeaseLost):
 
     def __init__(self, key: str, *, fence: int, newest: int | None) -> None:
         if newest is None:
-            reason = "the database has no record of it: its row was deleted, or the search_path has changed"
+            reason = (
+                "the database has no record of it: its row was deleted, or the search_path has"
+                " changed"
+            )
         else:
             reason = f"fence {newest} has begun since"
         super().__init__(key, fence=fence, reason=reason)
@@ -83,9 +87,9 @@ class FenceLocked(LockTimeout):
         super().__init__(key, wait=wait)
         self.args = (
             (
-                f"lock {key!r} was acquired, but a former holder's transaction in the database has not"
-                f" ended within {wait:g} s: its process may have been stopped just before its COMMIT."
-                " Retry later, or end that session in the database"
+                f"lock {key!r} was acquired, but a former holder's transaction in the database has"
+                f" not ended within {wait:g} s: its process may have been stopped just before its"
+                " COMMIT. Retry later, or end that session in the database"
             ),
         )
 
@@ -154,9 +158,9 @@ def marks_of(lease: BaseLease) -> list[Mark]:
     for each in holdings:
         if each.terms.limit > 1:
             raise ConfigurationError(
-                f"the guard in the database needs an exclusive lease, and"
-                f" {unqualified(each.key)!r:.200} is held with limit= or shared=True: leave that out, or"
-                " the guard (guard=, fence=True)",
+                "the guard in the database needs an exclusive lease, and"
+                f" {unqualified(each.key)!r:.200} is held with limit= or shared=True: leave that"
+                " out, or the guard (guard=, fence=True)",
                 code="unsuitable_guard",
             )
     marks = [
@@ -218,9 +222,9 @@ class Runner:
                     raise
                 if stale.newest > mark.fence:
                     logger.warning(
-                        "the engine's fence of %.200r is %d, but the database has fence %d: the engine lost"
-                        " its data, or was restored from an older backup. The database continues with its"
-                        " own fences [weblock.fence_behind]",
+                        "the engine's fence of %.200r is %d, but the database has fence %d: the"
+                        " engine lost its data, or was restored from an older backup. The database"
+                        " continues with its own fences [weblock.fence_behind]",
                         *(unqualified(mark.key), mark.fence, stale.newest),
                     )
                 self._raise(mark.after(stale.newest))

@@ -279,9 +279,9 @@ class IdempotencySpec(LockSpec):
         if body is None or len(body) > self.max_body:
             what = "streams its response" if body is None else f"responds with {len(body)} bytes"
             raise AnswerNotStored(
-                f"an idempotent handler {what}, which cannot be stored, so its work was rolled back: return"
-                f" a complete response of at most max_body={self.max_body} bytes, such as the address of a"
-                " file, or raise max_body="
+                f"an idempotent handler {what}, which cannot be stored, so its work was rolled"
+                f" back: return a complete response of at most max_body={self.max_body} bytes, such"
+                " as the address of a file, or raise max_body="
             )
         kept = [(name, value) for name, value in headers if not _NOT_STORED.fullmatch(name.lower())]
         return Answer(status, kept, body)
@@ -309,8 +309,9 @@ class IdempotencySpec(LockSpec):
         is_plain = isinstance(caller, str | int | UUID) and not isinstance(caller, bool)
         if not is_plain or caller == "":
             raise ConfigurationError(
-                f"{name_of(self.caller)}, the caller= of idempotent(), returned a {type(caller).__name__}:"
-                " return the id of the user, as a string, an int or a UUID, and answer 401 if there is none",
+                f"{name_of(self.caller)}, the caller= of idempotent(), returned a"
+                f" {type(caller).__name__}: return the id of the user, as a string, an int or a"
+                " UUID, and answer 401 if there is none",
                 code="idempotency",
             )
         return ("caller", canonical(caller))
@@ -320,8 +321,8 @@ def refuse_safe(methods: Iterable[str], what: str) -> None:
     """Raise ``ConfigurationError`` if requests by one of the methods change nothing."""
     if safe := sorted(_SAFE.intersection(methods)):
         raise ConfigurationError(
-            f"{what} is idempotent(), but {' and '.join(safe)} requests can be repeated anyway, and their"
-            " answers would be outdated: use it for POST, PUT, PATCH and DELETE"
+            f"{what} is idempotent(), but {' and '.join(safe)} requests can be repeated anyway, and"
+            " their answers would be outdated: use it for POST, PUT, PATCH and DELETE"
         )
 
 
@@ -389,8 +390,8 @@ def form_parts(
 def body_consumed(instead: str) -> ConfigurationError:
     """Return the error about a request whose body is not there any more."""
     return ConfigurationError(
-        "idempotent() cannot tell two requests apart, because something has read their body as a stream"
-        f" before: use {instead}",
+        "idempotent() cannot tell two requests apart, because something has read their body as a"
+        f" stream before: use {instead}",
         code="idempotency",
     )
 
@@ -418,7 +419,8 @@ def reading_answers(failures: tuple[type[Exception], ...], remedy: str) -> Itera
     except failures as error:
         if trouble_of(error) is Trouble.NO_TABLE:
             raise ConfigurationError(
-                f"the database has no table {ANSWERS}, in which idempotent() stores answers: {remedy}",
+                f"the database has no table {ANSWERS}, in which idempotent() stores answers:"
+                f" {remedy}",
                 code="missing_table",
             ) from error
         raise AnswersUnavailable(
@@ -508,7 +510,8 @@ class Answers:
                 self.execute(sql, {"now": int(time.time())})
         except failures:
             logger.warning(
-                "expired answers of idempotent requests were not deleted [weblock.answers_not_deleted]",
+                "expired answers of idempotent requests were not deleted"
+                " [weblock.answers_not_deleted]",
                 exc_info=True,
             )
 

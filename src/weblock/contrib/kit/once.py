@@ -87,7 +87,8 @@ class RuleOnce(IdempotencySpec):
             )
         if unknown := [name for name in given if name not in Idempotent.__annotations__]:
             raise ConfigurationError(
-                f"idempotent= has {unknown[0]!r:.80}; available: {', '.join(Idempotent.__annotations__)}"
+                f"idempotent= has {unknown[0]!r:.80}; available:"
+                f" {', '.join(Idempotent.__annotations__)}"
             )
         spec = cls.written(**{"caller": None, **given, "store": "engine"})
         most: object = spec.max_request
@@ -150,8 +151,9 @@ class KeptAnswers:
 
 def _other_format(what: str, kept: Mapping[str, object]) -> str:
     return (
-        f"{what} was stored in the format {kept.get('format')!r:.20}, and this version of weblock reads and"
-        f" writes the format {FORMAT}: delete it with the version that stored it, or wait until it expires"
+        f"{what} was stored in the format {kept.get('format')!r:.20}, and this version of weblock"
+        f" reads and writes the format {FORMAT}: delete it with the version that stored it, or wait"
+        " until it expires"
     )
 
 
@@ -238,10 +240,13 @@ class Execution:
             return
         if self._is_long or not self._is_complete:
             why = (
-                f"the answer has more than max_body={self.spec.max_body} bytes, or is a file. Return a"
-                " shorter response"
+                f"the answer has more than max_body={self.spec.max_body} bytes, or is a file."
+                " Return a shorter response"
                 if self._is_long
-                else "the response ended before it was complete: its client left, or the application failed"
+                else (
+                    "the response ended before it was complete: its client left, or the"
+                    " application failed"
+                )
             )
             if not is_error:
                 self._report(why)

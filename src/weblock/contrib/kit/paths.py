@@ -173,8 +173,8 @@ def path_of(path: str | re.Pattern[str]) -> Path:
     pattern: object = getattr(path, "pattern", None)
     if not isinstance(pattern, str):
         raise ConfigurationError(
-            f"path {path!r:.80} must be a string in Starlette's syntax, such as '/items/{{item_id}}',"
-            " or a compiled regular expression of a string"
+            f"path {path!r:.80} must be a string in Starlette's syntax, such as"
+            " '/items/{item_id}', or a compiled regular expression of a string"
         )
     return Path(
         text=f"re.compile({pattern!r})",
@@ -217,8 +217,8 @@ def _template(text: str) -> Path:
             continue
         if len(placeholder) > 3:
             raise ConfigurationError(
-                f"path {text!r} has {segment!r}: a segment has one placeholder, because routers differ"
-                " in where they split it. Give a compiled regular expression"
+                f"path {text!r} has {segment!r}: a segment has one placeholder, because routers"
+                " differ in where they split it. Give a compiled regular expression"
             )
         name, kind, after = placeholder
         if name in given:

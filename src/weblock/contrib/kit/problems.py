@@ -173,8 +173,8 @@ _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str]]] = {
         HTTPStatus.SERVICE_UNAVAILABLE,
         "The lock service is recovering",
         (
-            "It has just started, and grants no locks while earlier requests might still be running."
-            " Try again shortly."
+            "It has just started, and grants no locks while earlier requests might still be"
+            " running. Try again shortly."
         ),
     ),
     EngineUnavailable: (
@@ -191,8 +191,8 @@ _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str]]] = {
         HTTPStatus.BAD_REQUEST,
         "The path is ambiguous",
         (
-            "Send it in its usual form: with single slashes, without dot segments and control characters,"
-            " as UTF-8, and with plain numbers."
+            "Send it in its usual form: with single slashes, without dot segments and control"
+            " characters, as UTF-8, and with plain numbers."
         ),
     ),
     InvalidKey: (
@@ -211,19 +211,25 @@ _OF_ERRORS: Final[dict[type[WeblockError], tuple[HTTPStatus, str, str]]] = {
     BodyTooLong: (
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         "The body of the request is too long",
-        "This operation is executed once for each idempotency key, and accepts no body of this length.",
+        (
+            "This operation is executed once for each idempotency key, and accepts no body of this"
+            " length."
+        ),
     ),
     CallerUnknown: (
         HTTPStatus.FORBIDDEN,
         "It is not known who sends the request",
-        "This operation requires a user, because its idempotency keys belong to users. Log in first.",
+        (
+            "This operation requires a user, because its idempotency keys belong to users. Log in"
+            " first."
+        ),
     ),
     IdempotencyKeyReused: (
         HTTPStatus.UNPROCESSABLE_ENTITY,
         "The idempotency key was used for another request",
         (
-            "A request with this key had another query or body. Send the same request again, or use a"
-            " new key for another one."
+            "A request with this key had another query or body. Send the same request again, or"
+            " use a new key for another one."
         ),
     ),
     IdempotencyKeyInvalid: (

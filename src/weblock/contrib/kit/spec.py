@@ -172,7 +172,8 @@ def sent_value(source: Source, *, query: str, headers: Headers) -> str | None:
         found = [value for name, value in pairs if name == source.name]
     if len(found) > 1:
         raise InvalidKey(
-            f"a lock needs one {source.kind} value of {source.name!r}, and the request has {len(found)}"
+            f"a lock needs one {source.kind} value of {source.name!r}, and the request has"
+            f" {len(found)}"
         )
     if not found:
         return None
@@ -231,8 +232,8 @@ def keys_made_by(function: Callable[..., object], made: object) -> list[CheckedK
     keys = [check_key(key) for key in texts]
     if len(keys) < len(given):
         raise ConfigurationError(
-            f"key function {name_of(function)} returned {made!r:.80}: a key is a string, several are a"
-            " list of strings, and None locks nothing",
+            f"key function {name_of(function)} returned {made!r:.80}: a key is a string, several"
+            " are a list of strings, and None locks nothing",
             code="key_function",
         )
     warn_of_templates([key for key in texts if "{" in key])

@@ -99,8 +99,8 @@ def lease_of(connection: Connection) -> RequestLease:
     lease = connection.scope.get(LEASE_KEY)
     if not isinstance(lease, RequestLease):
         raise ConfigurationError(
-            f"the request to {connection.scope['path']!r:.100} holds no lock: add lock(...) to the guards"
-            " of its handler",
+            f"the request to {connection.scope['path']!r:.100} holds no lock: add lock(...) to the"
+            " guards of its handler",
             code="no_lease",
         )
     return lease

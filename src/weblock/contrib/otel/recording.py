@@ -76,8 +76,8 @@ def observer(
     for name, provider in ("meter", meter_provider), ("tracer", tracer_provider):
         if provider is not None and not hasattr(provider, f"get_{name}"):
             raise ConfigurationError(
-                f"{name}_provider={provider!r:.80} has no get_{name}(): give a provider of OpenTelemetry's"
-                " SDK, or leave it out for the provider of the process"
+                f"{name}_provider={provider!r:.80} has no get_{name}(): give a provider of"
+                " OpenTelemetry's SDK, or leave it out for the provider of the process"
             )
     measured = Metrics(metrics.get_meter(NAME, __version__, meter_provider))
     traced = Traces(trace.get_tracer(NAME, __version__, tracer_provider))
@@ -107,8 +107,8 @@ def instrument(
     """
     if locks is not None and not isinstance(locks, BaseLocks):
         raise ConfigurationError(
-            f"instrument({locks!r:.80}) is neither Locks nor AsyncLocks: give one of them, or nothing"
-            " for all locks of the process"
+            f"instrument({locks!r:.80}) is neither Locks nor AsyncLocks: give one of them, or"
+            " nothing for all locks of the process"
         )
     telling = observer(meter_provider=meter_provider, tracer_provider=tracer_provider)
     return observe(telling) if locks is None else locks.observe(telling)
@@ -213,7 +213,9 @@ class Metrics:
         self._repeated = meter.create_counter(
             "weblock.idempotent.repeats",
             unit="{request}",
-            description="Requests with a known idempotency key, which were not executed, by outcome",
+            description=(
+                "Requests with a known idempotency key, which were not executed, by outcome"
+            ),
         )
         meter.create_observable_gauge(
             "weblock.engine.up",

@@ -59,8 +59,8 @@ def parse(url: str) -> Settings:
     user, where, query = parts_of(url)
     if user:
         raise ConfigurationError(
-            "a memcached:// URL names a user or a password, and no such login is supported: have the"
-            " server listen on a private network only"
+            "a memcached:// URL names a user or a password, and no such login is supported: have"
+            " the server listen on a private network only"
         )
     if "," in where:
         raise ConfigurationError(

@@ -70,9 +70,10 @@ def diagnose(engine: PostgreSQLEngine) -> Iterator[Finding]:
     if link.pooled:
         yield warning(
             "pooler",
-            "It is reached through a pooler: LISTEN does not work, and a waiter gets its key up to a"
-            f" second after the release; synchronous_commit is {facts['synchronous_commit']}.",
-            "Use the address of the server itself. A process needs few connections, and shares them.",
+            "It is reached through a pooler: LISTEN does not work, and a waiter gets its key up to"
+            f" a second after the release; synchronous_commit is {facts['synchronous_commit']}.",
+            "Use the address of the server itself. A process needs few connections, and shares"
+            " them.",
         )
     else:
         yield Finding("pooler", "It is reached directly, so waiters are notified.")
@@ -103,7 +104,10 @@ def of_a_loss(facts: Mapping[str, Any], settings: Settings) -> Iterator[Finding]
         )
         yield problem("persistence", text, "Set fsync = on.")
     elif facts["synchronous_commit"] == "off":  # Behind a pooler; else the connection has set it.
-        text = "It answers before it has written (synchronous_commit=off): a crash loses the last leases."
+        text = (
+            "It answers before it has written (synchronous_commit=off): a crash loses the last"
+            " leases."
+        )
         remedy = "ALTER ROLE ... SET synchronous_commit = on for the user of the locks."
         yield warning("persistence", text, remedy)
     else:

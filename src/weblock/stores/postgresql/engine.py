@@ -98,9 +98,9 @@ class PostgreSQLEngine(ServerEngine):
         for (found,) in first_row:
             if found != FORMAT:
                 raise OtherFormat(
-                    f"the table {self.settings.table} has the format {found!r:.20}, and this version of"
-                    f" weblock reads and writes the format {FORMAT!r}: stop all that lock here for the"
-                    " longest ttl, drop it, and create it anew"
+                    f"the table {self.settings.table} has the format {found!r:.20}, and this"
+                    f" version of weblock reads and writes the format {FORMAT!r}: stop all that"
+                    " lock here for the longest ttl, drop it, and create it anew"
                 )
 
     def _create_table(self) -> None:
@@ -116,8 +116,8 @@ class PostgreSQLEngine(ServerEngine):
         except errors.InsufficientPrivilege as error:
             raise NotCreated(
                 f"its user has no right to create the table {self.settings.table}"
-                f" ({error.diag.message_primary}): create it with what 'weblock ddl' prints, or GRANT"
-                " CREATE ON its schema to the user"
+                f" ({error.diag.message_primary}): create it with what 'weblock ddl' prints, or"
+                " GRANT CREATE ON its schema to the user"
             ) from error
         finally:
             link.close()
@@ -168,9 +168,9 @@ class Receiver(LocalNotifier):
         if link.pooled:
             ended.set()
             logger.warning(
-                "%s is reached through a pooler, where LISTEN does not work: a waiter gets a key up to a"
-                " second after its release. For faster hand-overs, use the address of the server itself"
-                " [weblock.no_notifications]",
+                "%s is reached through a pooler, where LISTEN does not work: a waiter gets a key"
+                " up to a second after its release. For faster hand-overs, use the address of the"
+                " server itself [weblock.no_notifications]",
                 self._settings.name,
             )
             return

@@ -64,8 +64,8 @@ def explained(settings: Settings, error: BaseException) -> str:
             )
         case errors.UndefinedColumn():
             said = (
-                f"{text}: it has other columns than this release of weblock needs: stop all processes that"
-                " lock here for the longest ttl, drop it, and create it again"
+                f"{text}: it has other columns than this release of weblock needs: stop all"
+                " processes that lock here for the longest ttl, drop it, and create it again"
             )
         case errors.InsufficientPrivilege() if "pg_control_system" in str(error):
             said = f"{text}: GRANT EXECUTE ON FUNCTION pg_control_system() to its user"

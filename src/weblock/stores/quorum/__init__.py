@@ -76,8 +76,8 @@ def open_quorum(urls: Sequence[str]) -> QuorumEngine:
     recoveries = sorted({each.recovery.seconds for each in settings})
     if len(recoveries) > 1:
         raise ConfigurationError(
-            f"the URLs of a quorum say recovery={recoveries[0]:g} and recovery={recoveries[-1]:g}: give"
-            " all of them the same recovery="
+            f"the URLs of a quorum say recovery={recoveries[0]:g} and recovery={recoveries[-1]:g}:"
+            " give all of them the same recovery="
         )
     addresses = [each.addresses[0] for each in settings]
     if len(addresses) < 3 or len(addresses) % 2 == 0:
@@ -88,8 +88,8 @@ def open_quorum(urls: Sequence[str]) -> QuorumEngine:
     for address in addresses:
         if addresses.count(address) > 1:
             raise ConfigurationError(
-                f"{address} is named more than once: a quorum needs servers that fail independently,"
-                " not several databases of one server"
+                f"{address} is named more than once: a quorum needs servers that fail"
+                " independently, not several databases of one server"
             )
     return QuorumEngine(settings)
 

@@ -244,8 +244,8 @@ class Lookup:
         except Exception:
             if times := self._failures.count():
                 logger.exception(
-                    "weblock could not find out where its servers are, and tries again (failure %d in a"
-                    " row) [weblock.engine_unavailable]",
+                    "weblock could not find out where its servers are, and tries again (failure %d"
+                    " in a row) [weblock.engine_unavailable]",
                     times,
                 )
 

@@ -261,7 +261,8 @@ def of_server(seen: Seen, settings: Settings) -> Iterator[Finding]:
         )
         yield warning(
             "replicas",
-            f"{text}, which get leases a moment later: a failover might lose the last ones, and {then}.",
+            f"{text}, which get leases a moment later: a failover might lose the last ones, and"
+            f" {then}.",
             "Add min_replicas=1 to the URL to have a replica acknowledge each lease.",
         )
 
@@ -269,7 +270,10 @@ def of_server(seen: Seen, settings: Settings) -> Iterator[Finding]:
     kept = (
         "It writes an append-only file: a crash loses at most the last second"
         if appends
-        else "It writes no append-only file: a crash loses the leases since the last snapshot, or all"
+        else (
+            "It writes no append-only file: a crash loses the leases since the last snapshot, or"
+            " all"
+        )
     )
     if facts.get("rdb_last_bgsave_status", "ok") != "ok":
         yield problem(
@@ -293,16 +297,16 @@ def of_server(seen: Seen, settings: Settings) -> Iterator[Finding]:
     count, all_counted = seen.ours
     text = (
         f"It uses {bytes_of(used)}{f' of {bytes_of(most)}' if most else ''} in all, and has"
-        f" {several(count, 'key') if all_counted else f'{count} keys or more'} of weblock, which start"
-        f" with {settings.prefix}:."
+        f" {several(count, 'key') if all_counted else f'{count} keys or more'} of weblock, which"
+        f" start with {settings.prefix}:."
     )
     remedy = "Raise maxmemory: a full server accepts no new leases."
     yield share("memory", text, used, most, remedy)
     if seen.others:
         yield warning(
             "database",
-            f"Other programs have {several(seen.others, 'key')} in its database {settings.db}. One that"
-            " empties it, by FLUSHDB or by cache.clear() of Django, deletes every lease.",
+            f"Other programs have {several(seen.others, 'key')} in its database {settings.db}. One"
+            " that empties it, by FLUSHDB or by cache.clear() of Django, deletes every lease.",
             "Give the locks their own database number, or their own server.",
         )
 

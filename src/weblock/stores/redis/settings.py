@@ -149,8 +149,8 @@ def _place(scheme: str, deployment: Deployment, rest: str) -> dict[str, Any]:
             )
         if not hasattr(socket, "AF_UNIX"):
             raise ConfigurationError(
-                f"{scheme}://{rest:.80} needs Unix sockets, which Python does not have on this machine"
-                f" ({sys.platform}): use redis://host"
+                f"{scheme}://{rest:.80} needs Unix sockets, which Python does not have on this"
+                f" machine ({sys.platform}): use redis://host"
             )
         return {"addresses": (Address(path),)}
     hosts, _, path = rest.partition("/")

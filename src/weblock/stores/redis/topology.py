@@ -126,11 +126,12 @@ class SentinelNodes(Nodes):
         if self._master is None:
             if poll.answers:
                 raise Unfit(
-                    f"the Sentinels know no master called {service!r}: write the name of one into the"
-                    " URL, as their command SENTINEL MASTERS lists them"
+                    f"the Sentinels know no master called {service!r}: write the name of one into"
+                    " the URL, as their command SENTINEL MASTERS lists them"
                 )
             raise Unfit(
-                f"no Sentinel of {self._settings.name} answers, so the master {service!r} is unknown"
+                f"no Sentinel of {self._settings.name} answers, so the master {service!r} is"
+                " unknown"
             )
         return before != self._master
 

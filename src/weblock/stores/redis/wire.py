@@ -312,8 +312,8 @@ class Wire:
                 if refused:
                     commands = ", ".join(command.decode() for command in refused)
                     raise Unfit(
-                        f"its user has no right to run {commands} on keys and channels that start with"
-                        f" {self._layout.prefix}, or the server does not have it: {GRANT}"
+                        f"its user has no right to run {commands} on keys and channels that start"
+                        f" with {self._layout.prefix}, or the server does not have it: {GRANT}"
                     )
                 self._known.add(run)
                 break
@@ -344,9 +344,9 @@ class Wire:
         _mark, found, other = str(outcome).partition("WEBLOCKFORMAT ")
         if found:
             return ConfigurationError(
-                f"{self._name} has locks in the format {other!r:.20}, and this version of weblock reads and"
-                f" writes the format {FORMAT!r}: stop all that lock here for the longest ttl, and delete"
-                f" the keys that start with {self._layout.prefix}:",
+                f"{self._name} has locks in the format {other!r:.20}, and this version of weblock"
+                f" reads and writes the format {FORMAT!r}: stop all that lock here for the longest"
+                f" ttl, and delete the keys that start with {self._layout.prefix}:",
                 code="other_format",
             )
         unavailable = EngineUnavailable(self._name, explained(outcome))

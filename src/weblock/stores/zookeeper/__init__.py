@@ -68,8 +68,8 @@ def parse(url: str) -> Settings:
     user, colon, password = userinfo.partition(":")
     if userinfo and not (user and colon and password):
         raise ConfigurationError(
-            "the zookeeper:// URL has a user without a password, or a password without a user: write"
-            " user:password@, or neither"
+            "the zookeeper:// URL has a user without a password, or a password without a user:"
+            " write user:password@, or neither"
         )
     hosts, slash, path = place.partition("/")
     root = unquote(slash + path).rstrip("/") or DEFAULT_ROOT

@@ -63,8 +63,8 @@ def content_of(data: bytes) -> Content:
         return Content(*json.loads(data))
     except (ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"a node in ZooKeeper contains {data[:40]!r}, which is not a lease of weblock: stop all processes"
-            " that lock there, and delete it",
+            f"a node in ZooKeeper contains {data[:40]!r}, which is not a lease of weblock: stop all"
+            " processes that lock there, and delete it",
             code="other_format",
         ) from error
 

@@ -135,9 +135,10 @@ class Wire:
             (found,) = await self.all(session.client.get_async(session.keys))
             if not isinstance(found, Exception) and found[0] != VERSION:
                 raise ConfigurationError(
-                    f"{self._engine.name} keeps leases in the format {found[0][:20]!r} (the content of"
-                    f" {session.keys}), and this version of weblock reads and writes the format {VERSION!r}:"
-                    " run the same version in all processes, or name another node in the URL",
+                    f"{self._engine.name} keeps leases in the format {found[0][:20]!r} (the content"
+                    f" of {session.keys}), and this version of weblock reads and writes the format"
+                    f" {VERSION!r}: run the same version in all processes, or name another node in"
+                    " the URL",
                     code="other_format",
                 )
             session.checked = True

@@ -44,8 +44,8 @@ PATHS: dict[str, list[Any]] = {
     "rows/<int:item_id>": ["item:{item_id}"],
 }
 STREAMED_LATER = (
-    "Django makes a stream when the view has returned. The work of the view is committed by then, and"
-    " the lock is released"
+    "Django makes a stream when the view has returned. The work of the view is committed by then,"
+    " and the lock is released"
 )
 
 
