@@ -189,9 +189,9 @@ def _named_by(function: KeyFunction, path: Path) -> frozenset[str]:
         )
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"key function {name_of(function)} cannot be called for {path.text}: {error}. It is given the"
-            f" path parameters that it names, of {', '.join(sorted(path.names)) or 'none'}, and scope (ASGI)"
-            " or environ (WSGI)",
+            f"key function {name_of(function)} cannot be called for {path.text}: {error}. It is"
+            " given the path parameters that it names, of"
+            f" {', '.join(sorted(path.names)) or 'none'}, and scope (ASGI) or environ (WSGI)",
             code="key_function",
         ) from error
     return frozenset(wanted)
@@ -228,7 +228,8 @@ def fields_of(label: str, entry: object, known: Sequence[str], *, remedy: str) -
         raise ConfigurationError(f"{label} is {entry!r:.80}: {remedy}")
     if strange := [field for field in entry if field not in known]:
         raise ConfigurationError(
-            f"{label} has {strange[0]!r:.80}, which is not an option of a rule; available: {', '.join(known)}"
+            f"{label} has {strange[0]!r:.80}, which is not an option of a rule; available:"
+            f" {', '.join(known)}"
         )
     return dict(entry)
 
@@ -242,8 +243,9 @@ def methods_of(given: Iterable[object] | None) -> frozenset[str] | None:
     methods = frozenset(each.upper() if isinstance(each, str) else each for each in given)
     if unknown := methods - METHODS:
         raise ConfigurationError(
-            f"method {next(iter(unknown))!r:.80} is unknown; available: {', '.join(sorted(METHODS))}. A"
-            " rule without methods applies to all of them but WEBSOCKET"
+            f"method {next(iter(unknown))!r:.80} is unknown; available:"
+            f" {', '.join(sorted(METHODS))}. A rule without methods applies to all of them but"
+            " WEBSOCKET"
         )
     if not methods:
         raise ConfigurationError(
@@ -396,8 +398,8 @@ def agreed(readings: Sequence[Match | None], path: str) -> Match | None:
             continue
         one, two = (repr(each.rule) if each else "no rule" for each in (written, other))
         raise StrangePath(
-            f"the path {path!r:.100} can be read in two ways: {one} matches it as it is written, and"
-            f" {two} matches it as another router might read it"
+            f"the path {path!r:.100} can be read in two ways: {one} matches it as it is written,"
+            f" and {two} matches it as another router might read it"
         )
     return None if written is None or written.rule.exempt else written
 
