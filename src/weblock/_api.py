@@ -561,9 +561,10 @@ class BaseLease:
 
     def _release_later(self) -> None:
         """Release what the garbage collector ends. Its holder no longer has it."""
-        for each in self._leased:
+        left = [each for each in self._leased if each.status is not Status.RELEASED]
+        for each in left:
             self._locker.keeper.drop_holding(each)
-        end_later(partial(self._locker.release_later, self._holdings))
+        end_later(partial(self._locker.release_later, left))
 
     def _leave(self) -> None:
         """End the lease for its holder, while it lasts in the engine: ``release`` does nothing then.

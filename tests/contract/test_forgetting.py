@@ -6,11 +6,14 @@ import asyncio
 import gc
 import logging
 import warnings
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.events import Heard
 from tests.support.renewals import renewed
 from tests.support.waiting import eventually
+from weblock import Lease
 
 
 @pytest.mark.promise("locks")
@@ -90,3 +93,26 @@ def test_the_result_of_a_task_is_no_owner(locks, one, other, api) -> None:
     _forget(one)
     lease = other.do(locks.acquire, "result", wait=30)
     other.do(lease.release)
+
+
+@pytest.mark.of_core
+def test_a_lease_that_a_generator_has_given_back_is_not_released_again(probe) -> None:
+    """The collector ends a generator whose block has released its lease, or handed it over."""
+    heard = Heard()
+    stop = probe.observe(heard.observer)
+
+    def section(end: Callable[[Lease], object]) -> Iterator[list[object]]:
+        itself: list[object] = []
+        with probe.acquire("given back", ttl=60) as lease:
+            end(lease)
+            yield itself
+
+    for end in (Lease.release, Lease.hand_over):
+        generator = section(end)
+        next(generator).append(generator)  # Only the collector ends what refers to itself.
+        del generator
+        gc.collect()
+    probe.force_release("given back")
+    eventually(lambda: "forced" in heard.names)
+    stop()
+    assert heard.names == ["acquired", "released", "acquired", "handed_over", "forced"]

@@ -109,9 +109,13 @@ class TestInspecting:
 
     def test_what_is_only_remembered_is_not_shown(self, locks, one, probe) -> None:
         """A key of which an engine only remembers that somebody gave up is not in use."""
-        drive(probe._locker.store.release("default:key", "nobody", void=LONG))
-        assert one.do(locks.inspect, "key") is None
+        for number in range(9):
+            drive(probe._locker.store.release(f"default:{number}", "nobody", void=LONG))
+        assert one.do(locks.inspect, "1") is None
         assert one.do(locks.list) == []
+        lease = one.do(locks.acquire, "used")
+        assert [info.key for info in one.do(locks.list, limit=1)] == ["used"]
+        one.do(lease.release)
 
     def test_no_owner_is_shown(self, locks, one, other, queue) -> None:
         """Owners are secrets: who has one could release the lease."""

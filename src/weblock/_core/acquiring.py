@@ -587,8 +587,9 @@ class Acquisition:
             self._observers.tell_answer("acquire", sent, failed=True)
             self._failing_since = sent if self._failing_since is None else self._failing_since
             known_for, now = locker.health.failed(sent), self._runtime.now()
-            if not self._place and pause == FIRST_PAUSE and known_for - (now - sent) >= DOWN:
-                return False
+            down_when_asked = known_for - (now - sent) >= DOWN
+            if down_when_asked and not self._place and pause == FIRST_PAUSE:
+                return False  # A new caller asks an engine once that was known to be down.
             # A section that runs in any case does not wait for an engine that is known to be down.
             failing_for = max(now - self._failing_since, known_for if terms.fail_open else 0.0)
             # The ttl of a lease that is not renewed is the time of its work, not of an outage.
@@ -664,8 +665,8 @@ class Acquisition:
     ) -> Holding | None:
         """Return the lease for its holder; ``None`` if the engine has to be asked whether it has it.
 
-        A lease may have ended by now. If half the time of one that was handed over is gone, the
-        process might get no processor in time to confirm it in the background.
+        That is if it has ended by now, or if it was handed over and half of its time is gone: the keeper
+        might confirm it too late.
         """
         deadline = anchor.deadline(until, at_most=at_most, drift=self._terms.drift)
         now = self._runtime.now()

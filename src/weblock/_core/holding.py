@@ -280,7 +280,8 @@ class Holding:
 
     def ttl_to_extend(self, seconds: float, now: float) -> float:
         """Return the ttl to request at ``now`` so that the deadline moves by ``seconds``."""
-        ttl = self.remaining(now) + seconds
+        # With what ``Anchor.deadline`` takes off: a lease of an hour is relied on for 59.4 minutes.
+        ttl = (self.remaining(now) + seconds + MARGIN) / (1 - self.terms.drift)
         if self.hold_until is None:
             return ttl
         return min(ttl, covering(self.hold_until - now, self.terms.drift))

@@ -371,8 +371,8 @@ class Keeper:
                 self._naps = 0 if self._attended else self._naps + 1
                 self._attended = False
                 wakes_at = self._runtime.now() + NAP if self._naps * NAP < LINGER else INFINITE
-            # A time that was asked for is kept, though its asker may have gone by now: where a key
-            # goes from hand to hand, the next one relies on it instead of being notified again.
+            # Also if the lease that asked for this time has gone: a key that passes quickly between
+            # callers would otherwise wake the keeper for each of them.
             if self._runtime.now() < asked_for:
                 wakes_at = min(wakes_at, asked_for)
             self._wakes_at = wakes_at

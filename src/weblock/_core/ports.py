@@ -217,7 +217,7 @@ class Runtime(Protocol):
     """Whether it is the keeper's. An engine serves it also where it can open no connection for it."""
 
     def now(self) -> float:
-        """Return seconds on a clock that never steps back, also while the machine is suspended."""
+        """Return seconds on a clock that never goes back and, on Linux, counts suspension, too."""
 
     def jitter(self) -> float: ...
 
@@ -228,7 +228,11 @@ class Runtime(Protocol):
         """Return the task or thread that runs now."""
 
     def is_part_of(self, flow: object) -> bool:
-        """Return whether the running code is ``flow`` (from ``control``), or part of it."""
+        """Return whether ``flow`` (from ``control``) is the running task or thread, or its request.
+
+        A request is one for all tasks and threads that serve it (``runtimes.Flow``). Another task that
+        the running one has started is not part of it.
+        """
 
     def holds_up(self, flow: object) -> bool:
         """Return whether the running code, if it waited, would keep another ``flow`` from going on.
@@ -335,7 +339,7 @@ class Engine:
     recovery: Recovery | None = None
     """How long it grants nothing after a loss of data; ``None`` where it loses none."""
     fails_as_one: bool = True
-    """Whether one key that it does not answer for says that it answers for none."""
+    """Whether a failure for one key means that it fails for all."""
     switchboard: Switchboard
 
     def keeps_anything(self) -> bool:

@@ -410,7 +410,8 @@ def _let_in(state: KeyState, moment: Moment) -> tuple[KeyState, tuple[Grant, ...
 def _lasting(state: KeyState, moment: Moment) -> tuple[tuple[Grant, ...], dict[str, Place]]:
     """Return the leases that have not ended, and the queue behind them.
 
-    A process that never confirmed a lease that has ended loses its places.
+    A process that let a lease end that it had not confirmed is taken for stopped. Its places are
+    dropped, so it costs the others ``HANDOFF`` seconds once, not once for each place.
     """
     lasting = tuple(grant for grant in state.grants if _lives(grant, moment))
     if len(lasting) == len(state.grants):

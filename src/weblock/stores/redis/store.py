@@ -131,7 +131,8 @@ class RedisStore(Store):
             keys = [key for name in names if (key := self._layout.key_in(name))]
             calls = [Call(LOOK, *self._layout.of_key(key)) for key in keys]
             for key, outcome in zip(keys, await self._wire.run_each(calls), strict=True):
-                if not look_of(outcome).state.blank:  # Else it only remembers a fence.
+                state = look_of(outcome).state
+                if state.grants or state.places:  # Else it is only remembered for a while.
                     found[key] = None
             if len(found) >= limit:
                 break

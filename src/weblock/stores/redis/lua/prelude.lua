@@ -487,10 +487,10 @@ local function save()
   keep(LOCK, length)
 end
 
--- An answer to a caller that gets nothing, the end of which is: when it may get something, why
--- nothing is granted, if that is not for others who have the key, the label of a holder, and how many
--- others there are. While the server recovers, the key counts as held by one that it forgot. There is
--- no limit if the caller has a lease, of which it has not been told.
+-- The answer to a caller that gets nothing ends with four values: when it may get something; why the
+-- server grants nothing, or '' if other holders are the reason; the label of a holder; how many more
+-- there are. While the server recovers, the key counts as held by one that it forgot. No limit is given
+-- for a caller that has a lease of which it has not been told.
 local function refused(answer, limit, count)
   local holder = lock.count > 0 and (lock.holder ~= '' and lease_of(lock.holder) or all_leases()[1])
   if lock.count == 1 and holder then
