@@ -183,7 +183,7 @@ class Locker:
 
     @property
     def over(self) -> bool:
-        return self.is_closed or self.keeper.over
+        return self.is_closed or self.keeper.is_closed
 
     def closed_error(self) -> EngineUnavailable:
         return EngineUnavailable(self.engine, "it was closed")
@@ -215,7 +215,7 @@ class Locker:
         ``LockTimeout``, ``EngineUnavailable`` or ``AlreadyHeld``.
         """
         keeper = self.keeper
-        is_held_here = keeper.together or not keeper.holdings.keys().isdisjoint(keys)
+        is_held_here = keeper.has_shared or not keeper.holdings.keys().isdisjoint(keys)
         if is_held_here and (wait != 0 or attempt):
             await self.refuse(partial(self._waits_for_itself, keys, terms.limit))
         asked = self.runtime.now()
@@ -341,7 +341,9 @@ class Locker:
                         answer = await self.give_back(holding.key, holding.owner, ttl, void)
                         # A lease whose release took long may have ended meanwhile: it was valid
                         # until it was let go of.
-                        in_time = self.runtime.now() < holding.deadline and not self.keeper.over
+                        in_time = (
+                            self.runtime.now() < holding.deadline and not self.keeper.is_closed
+                        )
                         if ours and isinstance(answer, Gone) and in_time:
                             holding.refute_release()
                             ours = False
@@ -383,7 +385,7 @@ class Locker:
 
     async def give_back(self, key: str, owner: str, ttl: float, void: float) -> Answer | None:
         """Release whatever ``owner`` has; what cannot be released now becomes a pending release."""
-        if self.keeper.over:  # Asking the engine would open again what was closed.
+        if self.keeper.is_closed:  # Asking the engine would open again what was closed.
             self.keeper.release_later(key, owner, ttl, void)
             return None
         sent = self.runtime.now() if Answered in self.observers.wanted else None
@@ -418,10 +420,8 @@ class Locker:
             if mine and self._is_own(mine):
                 inherited = mine.control is not self.runtime.control()
                 return AlreadyHeld(unqualified(key), inherited=inherited)
-            if keeper.together:
-                limits = [
-                    each.terms.limit for each in keeper.together_on(key) if self._is_own(each)
-                ]
+            if keeper.has_shared:
+                limits = [each.terms.limit for each in keeper.shared_on(key) if self._is_own(each)]
                 if limits and len(limits) >= min(limit, *limits):
                     return AlreadyHeld(unqualified(key), upgrade=limit < min(limits))
         return None
@@ -438,7 +438,7 @@ class Locker:
         """
         runtime, keeper = self.runtime, self.keeper
         # Also one of several slots: a caller that has another may wait for this one.
-        for each in (keeper.holdings.get(key), *keeper.together_on(key)):
+        for each in (keeper.holdings.get(key), *keeper.shared_on(key)):
             stopped = each and runtime.holds_up(each.control) and each.held(runtime.now())
             if stopped or (each and self._is_own(each)):
                 return AlreadyHeld(unqualified(key))
@@ -511,7 +511,7 @@ class Acquisition:
             if may_be_down and (down_for := health.spares(runtime.now())):
                 raise self._unavailable(f"it has answered no caller for {down_for:.1f} s")
             while True:
-                if locker.is_closed or keeper.over:
+                if locker.is_closed or keeper.is_closed:
                     raise locker.closed_error()
                 self._leaves_traces = True
                 sent = runtime.now()
@@ -679,7 +679,7 @@ class Acquisition:
                 raise self._unavailable("it answered after the ttl had passed")
             return None
         locker, caller = self._locker, self._caller
-        if locker.is_closed or locker.keeper.over:
+        if locker.is_closed or locker.keeper.is_closed:
             raise locker.closed_error()
         holding = Holding(
             self.key,
@@ -695,7 +695,7 @@ class Acquisition:
             self._observers,
         )
         locker.keeper.keep_holding(holding)
-        if locker.keeper.over:  # Since just before: then nobody keeps it.
+        if locker.keeper.is_closed:  # Since just before: then nobody keeps it.
             raise locker.closed_error()
         if self._place:
             if len(locker.waits) >= MOST_WAITS:

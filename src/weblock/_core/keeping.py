@@ -238,9 +238,9 @@ class Keeper:
         self._pending: dict[str, PendingRelease] = {}
         self.holdings: dict[str, Holding] = {}
         """The exclusive leases that this process has, by key."""
-        self.together = False
+        self.has_shared = False
         """Whether it has ever had a lease that others may have, too."""
-        self._together: list[dict[str, Holding]] = [{} for _ in range(PARTS)]
+        self._shared: list[dict[str, Holding]] = [{} for _ in range(PARTS)]
         """These leases by owner, in parts by their keys: to find those of a key, few are looked through."""
         self._mailbox = runtime.mailbox()
         self._put: Callable[[Any], None] = self._mailbox.put
@@ -250,7 +250,7 @@ class Keeper:
         """Whether something was to be kept since the last nap."""
         self._naps = 0
         """How many naps in a row there was nothing to keep."""
-        self.over = False
+        self.is_closed = False
         """Whether it was closed: what is kept here from now on would not live."""
         self._ends = False
         self._running = False
@@ -269,8 +269,8 @@ class Keeper:
         if holding.terms.limit == 1:
             self.holdings[holding.key] = holding
         else:
-            self.together = True
-            self._together[hash(holding.key) % PARTS][holding.owner] = holding
+            self.has_shared = True
+            self._shared[hash(holding.key) % PARTS][holding.owner] = holding
         self._attended = True  # And no more is to be done if it wakes in time anyway.
         if holding.due < self._wakes_at or not self._running:
             self._attend(holding.due)
@@ -286,12 +286,12 @@ class Keeper:
             self._kept.pop(holding.owner, None)
         if self.holdings.get(holding.key) is holding:
             self.holdings.pop(holding.key, None)
-        elif self.together:
-            self._together[hash(holding.key) % PARTS].pop(holding.owner, None)
+        elif self.has_shared:
+            self._shared[hash(holding.key) % PARTS].pop(holding.owner, None)
 
-    def together_on(self, key: str) -> Sequence[Holding]:
+    def shared_on(self, key: str) -> Sequence[Holding]:
         """Return the leases of a key that this process has, where others may have it, too."""
-        part = self._together[hash(key) % PARTS]
+        part = self._shared[hash(key) % PARTS]
         return [each for each in list(part.values()) if each.key == key]
 
     def waiting_for(self, key: str) -> Sequence[Waiter]:
@@ -313,7 +313,7 @@ class Keeper:
     def release_later(self, key: str, owner: str, ttl: float, void: float) -> None:
         now = self._runtime.now()
         # Of a keeper that is closed, each release is tried once.
-        until = now if self.over else now + max(ttl, PLACE)
+        until = now if self.is_closed else now + max(ttl, PLACE)
         if kept := self._kept.get(owner):
             self.drop(kept)
         self._pending[owner] = PendingRelease(key, owner, void, due=now, until=until)
@@ -328,7 +328,7 @@ class Keeper:
 
     def close(self) -> None:
         """End the loop. Holders and waiters are notified, and pending releases come first."""
-        self.over = True
+        self.is_closed = True
         for each in list(self._kept.values()):
             self.drop(each)
             self.release_later(each.key, each.owner, each.terms.ttl, each.close())

@@ -193,7 +193,7 @@ async def _take(
         )
         holding.check(locker.runtime.now())
         locker.keeper.keep_holding(holding)
-        if locker.keeper.over:  # Since just before: then nothing keeps it.
+        if locker.keeper.is_closed:  # Since just before: then nothing keeps it.
             raise locker.closed_error()
     except BaseException:
         # In the background: a request may be under way that would get the lease.
@@ -207,7 +207,7 @@ async def _transfer(
     locker: Locker, key: str, owner: str, claim: Claim, fence: int
 ) -> tuple[float, Anchor]:
     """Return when the moved lease ends, in the engine's time. Raises ``LeaseLost`` if it has ended."""
-    if locker.keeper.over:
+    if locker.keeper.is_closed:
         raise locker.closed_error()
 
     async def ask() -> tuple[Reply, float]:
@@ -216,7 +216,7 @@ async def _transfer(
 
     reply, sent = await locker.insist(ask)
     if not isinstance(reply.answer, Held) or reply.answer.fence != fence:
-        if locker.keeper.over:  # To close gives back what either side has.
+        if locker.keeper.is_closed:  # To close gives back what either side has.
             raise locker.closed_error()
         raise LeaseLost(unqualified(key), fence=fence, reason="taken")
     return reply.answer.until, Anchor(reply.now, sent)

@@ -352,7 +352,7 @@ class Cancelled(Property):
 
     def _should_be_clean(self, attempt: Attempt) -> bool:
         """Its process could clean up, and would not give up yet for want of an answer."""
-        if attempt.ended_at is None or attempt.process_dead or attempt.client.keeper.over:
+        if attempt.ended_at is None or attempt.process_dead or attempt.client.keeper.is_closed:
             return False
         if attempt.started_at <= self.truth.forgot_at:
             return False  # See above.
@@ -520,7 +520,7 @@ class NoLeak(Property):
                 self.fail(f"{owners} are left in {key}")
         for client in self.truth.clients:
             keeper = client.keeper
-            if client.process.dead or keeper.over:
+            if client.process.dead or keeper.is_closed:
                 continue
             left = [keeper._kept, keeper._pending, keeper.holdings, client.switchboard.mailboxes]
             tasks = [task.name for task in client.process.tasks if not task.done]
@@ -552,7 +552,7 @@ class Live(Property):
 
     def lost(self, attempt: Attempt, loss: LeaseLost) -> None:
         terms = attempt.plan.terms
-        if not terms.renew or terms.max_hold is not None or attempt.client.keeper.over:
+        if not terms.renew or terms.max_hold is not None or attempt.client.keeper.is_closed:
             return
         if self.truth.disturbed_until < attempt.started_at:
             self.fail(f"{attempt.name} was told {loss}, and nothing had failed")
@@ -579,7 +579,7 @@ class Honest(Property):
         if isinstance(error, LockTimeout) and not busy and (wait is None or after < wait - 1e-6):
             self.fail(f"{attempt.name} was told busy after {after:.3f} s of {wait}: {error}")
         trouble = self.truth.disturbed_until >= attempt.started_at
-        closed = attempt.client.keeper.over
+        closed = attempt.client.keeper.is_closed
         if isinstance(error, EngineUnavailable) and not trouble and not closed:
             self.fail(f"{attempt.name} was told {error}, and the engine was there all the time")
         if isinstance(error, LeaseLost) and len(attempt.plan.keys) == 1:

@@ -195,7 +195,7 @@ class LeavesNothing(QuorumProperty):
                     )
 
     def _should_be_clean(self, attempt: Any) -> bool:
-        if attempt.ended_at is None or attempt.process_dead or attempt.client.keeper.over:
+        if attempt.ended_at is None or attempt.process_dead or attempt.client.keeper.is_closed:
             return False
         if attempt.started_at <= self.truth.forgot_at:
             return False  # The mark that would refuse its late request may be forgotten too.
@@ -323,7 +323,7 @@ class QuorumNoLeak(NoLeak):
                 for owner, acquisition in engine.acquisitions.items()
                 if acquisition.forgotten_at > now
             ]
-            if left and not client.process.dead and not client.keeper.over:
+            if left and not client.process.dead and not client.keeper.is_closed:
                 self.fail(f"{left} are remembered in {client.process.name}")
         super().at_end()
 

@@ -105,7 +105,7 @@ class Truth:
             attempt is not None
             and attempt.ended_at is None
             and attempt.client.process.running
-            and not attempt.client.keeper.over
+            and not attempt.client.keeper.is_closed
             and owner not in self.served
         )
 

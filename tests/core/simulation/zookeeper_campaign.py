@@ -115,10 +115,10 @@ class EnsembleFaults(Faults):
 
     def _close_process(self) -> None:
         """Ends the session of a process as well, when its keeper has given back what it could."""
-        closing = [each for each in self._truth.clients if each.keeper.over]
+        closing = [each for each in self._truth.clients if each.keeper.is_closed]
         super()._close_process()
         for client in self._truth.clients:
-            if client.keeper.over and client not in closing:
+            if client.keeper.is_closed and client not in closing:
                 client.process.after(self._schedule.swarm.op_timeout, client.engine.end)  # type: ignore[attr-defined]
 
     def _expire(self) -> None:

@@ -260,7 +260,7 @@ class NothingRemembered(NoLeak):
             self.engine.states[key] = state._replace(places=left)
         super().at_end()
         for client in self.truth.clients:
-            if client.process.dead or client.keeper.over:
+            if client.process.dead or client.keeper.is_closed:
                 continue
             memory = client.engine.memory  # type: ignore[attr-defined]
             if left := {*memory.leases, *memory.owners}:
