@@ -42,7 +42,7 @@ from ..kit import (
     LockSpec,
     Problem,
     Rewrite,
-    checked,
+    answers,
     lacking,
     name_of,
     opened,
@@ -386,17 +386,17 @@ def install(
     seconds_or_none("hold_back", hold_back)
     seconds_or_none("body_wait", body_wait)
     locks, owned = opened(AsyncLocks, locks, options)
-    answers = _Answers(app, rewrite)
+    own = _Answers(app, rewrite)
     # What is mounted may install locks of its own until it starts.
-    app.openapi = _Documented(app.openapi, app, answers.problem_of)  # type: ignore[method-assign]
+    app.openapi = _Documented(app.openapi, app, own.problem_of)  # type: ignore[method-assign]
     app.add_middleware(
         RequestLayer,
         locks=locks,
         hold_back=hold_back,
         body_wait=body_wait,
         owns_locks=owned,
-        before_start=functools.partial(_before_start, app, answers, locks),
-        answer=answers.of,
+        before_start=functools.partial(_before_start, app, own, locks),
+        answer=own.of,
     )
     # The innermost middleware: what it keeps back is not compressed, and has no cookies of a session.
     app.user_middleware.append(Middleware(_innermost, of=app))
@@ -407,7 +407,7 @@ def _innermost(app: App, *, of: FastAPI) -> App:
     return replaying(app) if any(found.once for found in locking_routes(of.routes)) else app
 
 
-def _before_start(app: FastAPI, answers: _Answers, locks: AsyncLocks) -> None:
+def _before_start(app: FastAPI, own: _Answers, locks: AsyncLocks) -> None:
     """Raise ``ConfigurationError`` for a lock that can never work on its route, naming both.
 
     Warns of a key that is made of a part of the path as the URL spells it, and of a lock for which strangers
@@ -426,7 +426,7 @@ def _before_start(app: FastAPI, answers: _Answers, locks: AsyncLocks) -> None:
             if fault.code != "url_spelling":
                 raise fault
             logger.warning("%s", fault)
-    document(app, answers.problem_of)  # It may have been given another ``openapi`` since then.
+    document(app, own.problem_of)  # It may have been given another ``openapi`` since then.
 
 
 class _Answers:
@@ -434,9 +434,9 @@ class _Answers:
 
     def __init__(self, app: FastAPI, rewrite: Rewrite | None) -> None:
         handlers: MutableMapping[Any, Any] = app.exception_handlers
-        self._app = app
         self._handlers = handlers
-        self._rewrite = checked(rewrite)
+        self._rewrite = rewrite
+        self._response = answers(ProblemResponse, rewrite, lambda: app.debug)
         handlers.setdefault(WeblockError, self._handle)
 
     def problem_of(self, error: WeblockError) -> Problem | None:
@@ -478,7 +478,3 @@ class _Answers:
         if response is None or connection.scope["type"] == "websocket":
             raise error
         return response
-
-    def _response(self, error: BaseException) -> ProblemResponse | None:
-        problem = problem_of(error, self._rewrite, debug=self._app.debug)
-        return ProblemResponse(problem) if problem else None

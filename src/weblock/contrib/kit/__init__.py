@@ -42,7 +42,7 @@ from .book import (
 from .guarding import FenceLocked, StaleFence
 from .idempotency import BodyDigest
 from .once import Execution, Idempotent
-from .problems import ClientGone, Problem, Rewrite, answers, checked, problem_of
+from .problems import ClientGone, Problem, Rewrite, answers, problem_of
 from .rules import Match, Rule, RuleSet, methods_of
 from .spec import (
     Headers,
@@ -86,7 +86,6 @@ __all__ = [
     "StaleFence",
     "Wanted",
     "answers",
-    "checked",
     "configured",
     "current_book",
     "innermost",

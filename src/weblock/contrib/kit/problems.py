@@ -138,26 +138,23 @@ def problem_of(
     return found
 
 
-def checked(rewrite: Rewrite | None) -> Rewrite | None:
-    """Return it. Raises ``ConfigurationError`` if nothing can be rewritten by it."""
+def answers(
+    respond: Callable[[Problem], A],
+    rewrite: Rewrite | None = None,
+    debug: Callable[[], bool] = lambda: False,
+) -> Callable[[BaseException], A | None]:
+    """Return a function that makes a response of an error; ``None`` for one that is not weblock's.
+
+    ``debug`` returns that of ``problem_of``. Raises ``ConfigurationError`` if nothing can be rewritten by
+    ``rewrite``.
+    """
     if not (rewrite is None or callable(rewrite)):
         raise ConfigurationError(
             f"rewrite={rewrite!r:.80} must be a function of a problem and an error"
         )
-    return rewrite
-
-
-def answers(
-    respond: Callable[[Problem], A], rewrite: Rewrite | None = None
-) -> Callable[[BaseException], A | None]:
-    """Return a function that makes a response of an error; ``None`` for one that is not weblock's.
-
-    Raises ``ConfigurationError`` if nothing can be rewritten by ``rewrite``.
-    """
-    checked(rewrite)
 
     def answer(error: BaseException) -> A | None:
-        problem = problem_of(error, rewrite)
+        problem = problem_of(error, rewrite, debug=debug())
         return respond(problem) if problem else None
 
     return answer
