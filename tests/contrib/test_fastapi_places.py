@@ -22,7 +22,9 @@ def test_blocking_locks_are_refused(add: Callable[..., object]) -> None:
     """They would block the event loop; the message says what to give instead."""
     with (
         Locks.from_url("memory://blocking") as locks,
-        pytest.raises(TypeError, match=r"blocks the thread .* give AsyncLocks\.from_url"),
+        pytest.raises(
+            TypeError, match=r"a weblock\.sync\.Locks .* awaits its locks: .* AsyncLocks\.from_url"
+        ),
     ):
         add(FastAPI(), locks)
 

@@ -77,20 +77,12 @@ def opened(kind: type[F], locks: object, options: LocksOptions) -> tuple[F, bool
                 f" Give them to {name}.from_url(...) instead"
             )
         return locks, False
-    if isinstance(locks, AsyncLocks):
-        raise TypeError(
-            "an AsyncLocks is awaited, and this application waits in its threads: give"
-            " Locks.from_url(...), or the engine's URL"
-        )
-    if isinstance(locks, Locks):
-        raise TypeError(
-            "a Locks blocks the thread that waits, and an ASGI application awaits its locks: give"
-            " AsyncLocks.from_url(...), or the engine's URL"
-        )
     if locks is not None and not isinstance(locks, str | Sequence):
+        given, waits = type(locks), "awaits its locks" if kind is AsyncLocks else "waits in threads"
         raise TypeError(
-            f"a {type(locks).__module__}.{type(locks).__qualname__} is neither {name} nor the URL of an"
-            f' engine: give "redis://...", or {name}.from_client(client) for a ready client'
+            f"a {given.__module__}.{given.__qualname__} cannot lock for this application, which {waits}: give"
+            f' the URL of an engine, such as "redis://...", {name}.from_url(...), or'
+            f" {name}.from_client(client) for a ready client"
         )
     return kind.from_url(cast("str", locks), **options), True
 
