@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Final, NoReturn, Unpack
-from weakref import WeakSet
 
 from fastapi import BackgroundTasks, params
 from fastapi.requests import HTTPConnection
@@ -161,8 +160,8 @@ def lock(
     return _DeclaredLock.of(keys, options, on_lost=on_lost)
 
 
-guarding: Final[WeakSet[Callable[..., Any]]] = WeakSet()
-"""The dependencies that ``guarded`` has returned."""
+GUARDED_BY: Final = "weblock_guarded_by"
+"""The attribute of a dependency that ``guarded`` has returned: its locks."""
 
 
 def guarded(
@@ -211,5 +210,5 @@ def guarded(
     signature = needing({**needed, "session": get_session})
     dependency.__signature__ = signature  # type: ignore[attr-defined]
     dependency.__qualname__ = f"guarded({name_of(get_session)})"
-    guarding.add(dependency)
+    setattr(dependency, GUARDED_BY, locks)
     return dependency

@@ -53,7 +53,7 @@ from ..kit import (
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD
 from ..kit.idempotency import refuse_safe
 from .declared import needed_by, wanted_of
-from .dependency import LockDependency, guarding
+from .dependency import GUARDED_BY, LockDependency
 from .idempotency import IdempotentDependency, replaying
 
 EARLY: Final = "before authentication"
@@ -160,9 +160,8 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
             )
         for spec in found.specs:
             dependant = found.route.dependant
-            sessions = (each for each in needed_by(dependant) if each.call in guarding)
-            guarded = {below.call for each in sessions for below in each.dependencies}
-            guard = DATABASE_GUARD if spec in guarded else LEASE_GUARD
+            guarded_by = (getattr(each.call, GUARDED_BY, ()) for each in needed_by(dependant))
+            guard = DATABASE_GUARD if any(spec in each for each in guarded_by) else LEASE_GUARD
             order = _order_of(spec, dependant)
             yield Locked(str(found), spec.keys, spec.said, locks, guard, order)
         yield from _faults(found, locks)
