@@ -9,6 +9,7 @@ from fastapi import Depends, FastAPI, WebSocket
 from fastapi.responses import PlainTextResponse
 
 from tests.support.aio import PATIENCE, eventually
+from weblock import AsyncLocks
 from weblock.contrib.asgi import RequestLayer, request_locks
 from weblock.contrib.fastapi import install, lock
 
@@ -91,7 +92,33 @@ def wired(exchange):
     return exchange.scope, exchange.receive, exchange.send
 
 
-async def test_shields_of_an_application_count(locks):
+def ended_by(way, app):
+    """An application that anyio ends after a moment: by a deadline, a scope that is cancelled, or a task group."""
+
+    async def middleware(scope, receive, send):
+        async def serve():
+            scope["host task"] = asyncio.current_task()
+            await app(scope, receive, send)
+
+        if way == "group":
+            async with anyio.create_task_group() as group:
+                group.start_soon(serve)
+                await anyio.sleep(0.01)
+                group.cancel_scope.cancel()
+        else:
+            with anyio.CancelScope() as limit:
+                if way == "deadline":
+                    limit.deadline = anyio.current_time() + 0.01
+                else:
+                    asyncio.get_running_loop().call_later(0.01, limit.cancel)
+                await serve()
+
+    return middleware
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("way", ["deadline", "scope", "group"])
+async def test_shields_of_an_application_count(locks, url, way, layers):
     """Where nothing is locked, anyio ends no work that the application itself shields."""
     done = []
 
@@ -103,8 +130,12 @@ async def test_shields_of_an_application_count(locks):
         await asyncio.sleep(0)
         done.append("after it")
 
-    with pytest.RaisesGroup(TimeoutError, allow_unwrapped=True, flatten_subgroups=True):
-        await limited(RequestLayer(app, locks), anyio.fail_after)(*wired(Exchange()))
+    async with AsyncLocks.from_url(url) as others:
+        layered = RequestLayer(app, locks)
+        if layers == 2:
+            layered = RequestLayer(layered, others)
+        async with asyncio.timeout(PATIENCE):
+            await ended_by(way, layered)(*wired(Exchange()))
     assert done == ["in the shield"]
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -74,19 +73,17 @@ class Inbox:
 
     def __init__(self, receive: Receive, scope: Scope, body_wait: float | None) -> None:
         self._receive = receive
-        self._kind = scope["type"]
-        self._http_version = scope.get("http_version", "1.1")
-        self._headers = scope.get("headers", ())
-        self.body_wait = body_wait if self._kind == "http" else None
+        self._scope = scope
+        self.body_wait = body_wait if scope["type"] == "http" else None
         """How long to wait for a part of the body: see ``Patience``."""
-        self._ahead: deque[Message] = deque()
+        self._ahead: list[Message] = []
 
     async def receive(self) -> Message:
         """Return the next message, for the application."""
         is_question = (self.withholds or self._whole) and await self._is_question()
         while not self._ahead:
             if self._is_over or (self.cut_off and (is_question or not self._whole)):
-                return {"type": f"{self._kind}.disconnect"}
+                return {"type": f"{self._scope['type']}.disconnect"}
             is_limited = self.withholds or (self._patience and not self._whole)
             # Also one that listens before a key is acquired gets the end of the response.
             if is_limited or self._whole:
@@ -108,7 +105,7 @@ class Inbox:
                 self._ahead.append(message)
             else:
                 await self._until_more()
-        message = self._ahead.popleft()
+        message = self._ahead.pop(0)
         self._room += _size(message)
         if message["type"] == "http.request":
             self._whole = not message.get("more_body", False)
@@ -179,9 +176,13 @@ class Inbox:
         if self._is_read_ahead or inbox.body_wait is None:
             return
         # Only HTTP/1 says in its headers whether there is a body.
-        fields = dict(self._headers)
+        fields = dict(self._scope.get("headers", ()))
         is_empty = fields.get(b"content-length", b"0") == b"0"
-        if is_empty and b"transfer-encoding" not in fields and self._http_version < "2":
+        if (
+            is_empty
+            and b"transfer-encoding" not in fields
+            and self._scope.get("http_version", "1.1") < "2"
+        ):
             inbox.body_wait = None  # A caller that listens later waits for a disconnect.
             return
         patience = Patience(inbox.body_wait)
@@ -246,10 +247,10 @@ class Inbox:
     def close(self) -> None:
         """End the call that is under way: the response is complete.
 
-        The inbox then refers to the server no more. A server's ``receive`` refers to the scope, and the
-        scope to the inbox: such a cycle per request would be left to the garbage collector.
+        The inbox then refers to the server no more, nor to the scope. A server's ``receive`` refers to the
+        scope, and the scope to the inbox: such a cycle per request would be left to the garbage collector.
         """
-        self._receive = _NOTHING_MORE[self._kind]
+        self._receive, self._scope = _NOTHING_MORE[self._scope["type"]]
         if self.withholds:
             self.withholds = False
             if self._withheld:
@@ -305,8 +306,10 @@ async def _nothing_more(kind: str) -> Message:
     return {"type": f"{kind}.disconnect"}
 
 
-_NOTHING_MORE: Final = {kind: partial(_nothing_more, kind) for kind in ("http", "websocket")}
-"""What ``receive`` is after a response of each kind."""
+_NOTHING_MORE: Final[Mapping[str, tuple[Receive, Scope]]] = {
+    kind: (partial(_nothing_more, kind), {"type": kind}) for kind in ("http", "websocket")
+}
+"""What an inbox refers to after a response of each kind."""
 
 
 def _size(message: Message) -> int:
@@ -354,15 +357,16 @@ class Outbox(Output):
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send or keep a message of the application. Raises ``LeaseLost``."""
-        if message["type"] in _AHEAD_OF_RESPONSES:
+        kind = message["type"]
+        if kind == "http.response.start":
+            if self.leases is not None:
+                return self._begin(message)
+            # Most requests lock nothing, and their messages go straight to the server.
+            self.promises, self.sent = message["status"] < 500, True
             return self._send(message)
-        if self.leases is not None:
-            is_start = message["type"] == "http.response.start"
-            return self._begin(message) if is_start else self._go_on(message)
-        if message["type"] == "http.response.start":
-            self.promises = message["status"] < 500
-        # Most requests lock nothing, and their messages go straight to the server.
-        return self._pass_on(message)
+        if kind in _AHEAD_OF_RESPONSES:
+            return self._send(message)
+        return self._pass_on(message) if self.leases is None else self._go_on(message)
 
     async def _begin(self, start: Message) -> None:
         """Keep the beginning of a response, unless it is a stream of events."""
@@ -434,7 +438,6 @@ class Outbox(Output):
             held, self._held, self.sent = self._held, [], True
             # The application has ended: no disconnect and no lost lease concerns it any more.
             await _send_all(held, self._send)
-        self._send = _nowhere  # For the reason that ``Inbox.close`` has.
 
     def discard(self) -> None:
         """Drop what was held back: another response takes its place."""
@@ -446,6 +449,9 @@ class Outbox(Output):
         self.discard()
         if self._letting_go:
             await asyncio.wait({self._letting_go})
+
+    def end(self) -> None:
+        """Send nothing from now on, and refer to the server no more, as ``Inbox.close``."""
         self._send = _nowhere
 
     async def abort(self) -> None:
@@ -490,16 +496,15 @@ class Outbox(Output):
         if message["type"] == "http.response.body":
             # A stream may be endless, and ends when nobody wants it any more. What follows its last
             # part, a commit say, must not be ended so.
-            goes_on = message.get("more_body", False)
-            is_end = self.is_streaming and not goes_on
-            self.is_streaming = goes_on
-            if is_end:
-                return self._end(message)
-            if goes_on:
+            if message.get("more_body", False):
+                self.is_streaming = True
                 self._refuse_if_cut_off()
                 self._inbox.begin_stream()
                 if self.on_stream:
                     self.on_stream()
+            elif self.is_streaming:
+                self.is_streaming = False
+                return self._end(message)
         elif message["type"] == "websocket.send":
             self._refuse_if_cut_off()
         elif message["type"] in ("websocket.close", "websocket.http.response.start"):

@@ -15,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Final, NamedTuple, Unpack
+from typing import Any, Final, Unpack
+from weakref import getweakrefcount
 
 from ..._adapting import begin_recovery, rest
 from ..._options import Duration, LocksOptions
@@ -95,19 +96,20 @@ class RequestLayer:
         self._before_start = before_start
         watch_sessions()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request or websocket; pass anything else on."""
-        if scope["type"] in ("http", "websocket"):
-            if self._before_start:
-                self._start()
-            await self.serve(self._app, scope, receive, send)
-        elif scope["type"] == "lifespan":
-            await self._live(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send, app: App | None = None
+    ) -> None:
+        """Let ``app`` serve a request or websocket, and release what it has acquired; pass anything else on.
 
-    async def serve(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let ``app`` serve one request or websocket, and release what it has acquired."""
+        ``app`` is the application that the layer was made for, unless another one is given.
+        """
+        app = app or self._app
+        if scope["type"] not in ("http", "websocket"):
+            lives = scope["type"] == "lifespan"
+            await (self._live if lives else app)(scope, receive, send)
+            return
+        if self._before_start:
+            self._start()
         outer = scope.get(SCOPE_KEY)
         if outer is not None:
             if outer.over:
@@ -116,32 +118,78 @@ class RequestLayer:
                 scope[SCOPE_KEY] = outer
                 await app(scope, receive, send)  # A layer farther out, on the same locks, releases.
                 return
+        loop = asyncio.get_running_loop()
+        by_anyio = _scope_of_anyio(loop, outer)
+        if by_anyio:
+            app = partial(_in_scope, by_anyio, app)
         inbox = Inbox(receive, scope, self.body_wait)
-        outbox = Outbox(send, inbox, asyncio.get_running_loop(), self.hold_back)
+        outbox = Outbox(send, inbox, loop, self.hold_back)
         request = AsyncRequestLocks(self.locks, scope, inbox, outbox, within=outer)
         request.of_rules = self.of_rules
         scope[SCOPE_KEY] = request
-        anyio = sys.modules.get("anyio")
-        by_anyio = anyio.CancelScope() if anyio else None
-        exchange = _Exchange(self.answer, app, scope, receive, request, inbox, outbox, by_anyio)
+        ended: asyncio.Future[None] = asyncio.Future(loop=loop)
         try:
             # In a task of its own, also where nothing is locked: nobody knows that beforehand, and
             # what cancels ours must not cancel locked work.
-            instead = await to_its_end(
-                exchange.work, outbox.loop, may_end=request.leave, scope=by_anyio
-            )
-            if isinstance(instead, LeaseLost):
-                await exchange.answer_loss(instead)
-            elif instead:
-                await exchange.answer_gone(instead)
-            await outbox.finish()
+            work = _work(app, scope, request, inbox, outbox, ended=ended)
+            instead = await to_its_end(work, ended, may_end=request.leave, scope=by_anyio)
+            if instead:
+                await self._answer_instead(instead, scope, receive, request, outbox)
+            if outbox.leases is not None:
+                await outbox.finish()
         except asyncio.CancelledError:
             await outbox.abort()
             raise
         except Exception as error:  # noqa: BLE001 - it is raised again, unless it is answered
-            await exchange.answer_error(error)
+            await self._answer_error(error, scope, receive, outbox)
         finally:
             inbox.close()
+            outbox.end()
+
+    async def _answer_instead(
+        self,
+        instead: LeaseLost | Problem,
+        scope: Scope,
+        receive: Receive,
+        request: AsyncRequestLocks,
+        outbox: Outbox,
+    ) -> None:
+        """Answer the loss of a lease, or a client that has left: what is around expects a response."""
+        if isinstance(instead, Problem):
+            outbox.discard()
+            if scope["type"] == "http" and not outbox.sent:
+                await ProblemResponse(instead)(scope, receive, outbox.send)
+        elif outbox.sent:
+            logger.error(SENT_TOO_EARLY, instead.message)
+            await _close_websocket(instead, scope, outbox)
+        elif outbox.promises or request.interrupted:
+            await self._answer_problem(instead, scope, receive, outbox)
+
+    async def _answer_error(
+        self, error: BaseException, scope: Scope, receive: Receive, outbox: Outbox
+    ) -> None:
+        """Answer an error that left the application, whose own response may be untrue."""
+        if isinstance(error, RuntimeError) and error.__cause__:
+            # So Starlette wraps an error that an application inside the application has answered.
+            error = error.__cause__ if problem_of(error.__cause__) else error
+        try:
+            if problem_of(error) and not outbox.sent:
+                await self._answer_problem(error, scope, receive, outbox)
+                return
+            if problem_of(error) and await _close_websocket(error, scope, outbox):
+                return
+            if not outbox.promises:
+                await outbox.finish()
+            raise error
+        finally:
+            await outbox.close()
+
+    async def _answer_problem(
+        self, error: BaseException, scope: Scope, receive: Receive, outbox: Outbox
+    ) -> None:
+        outbox.discard()
+        if answer := self.answer(error):
+            await answer(scope, receive, outbox.send)
 
     def _start(self) -> None:
         if self._before_start:
@@ -195,111 +243,100 @@ def _is_of_a_client_that_left(error: BaseException) -> bool:
     return missing or isinstance(error, ClientGone)
 
 
-class _Exchange(NamedTuple):
-    """One request and its response: what is done when it is the application's turn, and after it."""
+_PLAIN: Final = 1 if sys.version_info < (3, 14) else 0
+"""The weak references to a task that only asyncio knows: it was in the set of all tasks."""
 
-    answer_to: Respond
-    app: App
-    scope: Scope
-    receive: Receive
-    request: AsyncRequestLocks
-    inbox: Inbox
-    outbox: Outbox
-    by_anyio: Any
-    """What anyio cancels of the request, if the application may use anyio."""
 
-    async def work(self, ended: asyncio.Future[None]) -> LeaseLost | Problem | None:
-        """Run the application, and release when it has ended, however it ended.
+def _scope_of_anyio(loop: asyncio.AbstractEventLoop, outer: object) -> Any:
+    """Return a cancel scope for the work if anyio may cancel what waits for it, as a middleware around us.
 
-        Return the loss of a lease, or the problem of a client that left while its request waited.
-        """
-        request, loss, gone, ended_well = self.request, None, None, False
-        part_of.set(request.book.flow)
-        try:
-            with self.by_anyio or nullcontext():
-                await self.app(self.scope, self.inbox.receive, self.outbox.send)
-                if request.at_end:
-                    await self.outbox.keep_answer()
-                ended_well = True
-        except BaseException as error:
-            # A task group around an application that ends without a response adds an error.
-            if isinstance(error, BaseExceptionGroup) and error.subgroup(ClientGone):
-                _, failed = error.split(_is_of_a_client_that_left)
-                if failed:
-                    logger.warning(
-                        "a request failed after its client had left [weblock.request_failed]",
-                        exc_info=failed,
-                    )
-                error = ClientGone()
-            # Starlette wraps an error that an application inside the application has answered.
-            known = error.__cause__ if isinstance(error, RuntimeError) else error
-            if isinstance(error, ClientGone):
-                gone = problem_of(error)
-            elif ended_well and isinstance(error, RuntimeError):
-                # As by a ``break`` out of an async generator that yields inside ``anyio.fail_after``.
+    To enter one takes as long as all else that a request without a lock needs. anyio finds the scope of a
+    task by a weak reference to the task, so one that only asyncio refers to is in no scope. An eager task is
+    not in the set of all tasks before it waits; ours is one, when there is an ``outer`` layer.
+    """
+    anyio = sys.modules.get("anyio")
+    is_alone = anyio is None or getweakrefcount(asyncio.current_task(loop)) <= _PLAIN
+    if anyio is None or (is_alone and outer is None and loop.get_task_factory() is None):
+        return None
+    return anyio.CancelScope()
+
+
+async def _in_scope(
+    by_anyio: AbstractContextManager[object], app: App, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Run the application in a cancel scope of anyio, so that shields inside of it count."""
+    ended_well = False
+    try:
+        with by_anyio:
+            await app(scope, receive, send)
+            ended_well = True
+    except RuntimeError as error:
+        if not ended_well:
+            raise
+        # As by a ``break`` out of an async generator that yields inside ``anyio.fail_after``.
+        logger.warning(
+            "a request left a cancel scope of anyio open [weblock.request_failed]", exc_info=error
+        )
+
+
+async def _work(
+    app: App,
+    scope: Scope,
+    request: AsyncRequestLocks,
+    inbox: Inbox,
+    outbox: Outbox,
+    *,
+    ended: asyncio.Future[None],
+) -> LeaseLost | Problem | None:
+    """Run the application, and release when it has ended, however it ended.
+
+    Return the loss of a lease, or the problem of a client that left while its request waited.
+    """
+    loss = gone = None
+    part_of.set(request.book.flow)
+    try:
+        await app(scope, inbox.receive, outbox.send)
+        if request.at_end:
+            await outbox.keep_answer()
+    except BaseException as error:
+        # A task group around an application that ends without a response adds an error.
+        if isinstance(error, BaseExceptionGroup) and error.subgroup(ClientGone):
+            _, failed = error.split(_is_of_a_client_that_left)
+            if failed:
                 logger.warning(
-                    "a request left a cancel scope of anyio open [weblock.request_failed]",
-                    exc_info=error,
+                    "a request failed after its client had left [weblock.request_failed]",
+                    exc_info=failed,
                 )
-            elif not request.interrupted:
-                raise
-            elif not isinstance(known, asyncio.CancelledError | LeaseLost):
-                logger.warning(
-                    "a request failed after its lease was lost [weblock.request_failed]",
-                    exc_info=error,
-                )
-        finally:
-            request.over = True
-            if self.outbox.keeping or (request.at_end and self.outbox.sent):
-                await asyncio.wait({asyncio.ensure_future(self.outbox.keep_answer())})
-            if request.leases:
-                loss = await request.release()
-            if not ended.done():
-                ended.set_result(None)
-        return gone or loss
+            error = ClientGone()
+        # Starlette wraps an error that an application inside the application has answered.
+        known = error.__cause__ if isinstance(error, RuntimeError) else error
+        if isinstance(error, ClientGone):
+            gone = problem_of(error)
+        elif not request.interrupted:
+            raise
+        elif not isinstance(known, asyncio.CancelledError | LeaseLost):
+            logger.warning(
+                "a request failed after its lease was lost [weblock.request_failed]",
+                exc_info=error,
+            )
+    finally:
+        request.over = True
+        if request.at_end and (outbox.keeping or outbox.sent):
+            await asyncio.wait({asyncio.ensure_future(outbox.keep_answer())})
+        if request.leases:
+            loss = await request.release()
+        if not ended.done():
+            ended.set_result(None)
+    return gone or loss
 
-    async def answer_gone(self, gone: Problem) -> None:
-        """Answer a client that has left: what is around the application expects a response."""
-        self.outbox.discard()
-        if self.scope["type"] == "http" and not self.outbox.sent:
-            await ProblemResponse(gone)(self.scope, self.receive, self.outbox.send)
 
-    async def answer_loss(self, loss: LeaseLost) -> None:
-        if self.outbox.sent:
-            logger.error(SENT_TOO_EARLY, loss.message)
-            await self._close_websocket(loss)
-        elif self.outbox.promises or self.request.interrupted:
-            await self._answer_problem(loss)
-
-    async def answer_error(self, error: BaseException) -> None:
-        """Answer an error that left the application, whose own response may be untrue."""
-        if isinstance(error, RuntimeError) and error.__cause__:
-            # So Starlette wraps an error that an application inside the application has answered.
-            error = error.__cause__ if problem_of(error.__cause__) else error
-        try:
-            if problem_of(error) and not self.outbox.sent:
-                await self._answer_problem(error)
-                return
-            if problem_of(error) and await self._close_websocket(error):
-                return
-            if not self.outbox.promises:
-                await self.outbox.finish()
-            raise error
-        finally:
-            await self.outbox.close()
-
-    async def _close_websocket(self, error: BaseException) -> bool:
-        """Close a websocket that was accepted; return whether the request is one."""
-        problem = problem_of(error)
-        is_open = self.scope["type"] == "websocket" and not self.outbox.closed
-        if is_open and problem:
-            await self.outbox.send(close_with(problem))
-        return is_open
-
-    async def _answer_problem(self, error: BaseException) -> None:
-        self.outbox.discard()
-        if answer := self.answer_to(error):
-            await answer(self.scope, self.receive, self.outbox.send)
+async def _close_websocket(error: BaseException, scope: Scope, outbox: Outbox) -> bool:
+    """Close a websocket that was accepted; return whether the request is one."""
+    problem = problem_of(error)
+    is_open = scope["type"] == "websocket" and not outbox.closed
+    if is_open and problem:
+        await outbox.send(close_with(problem))
+    return is_open
 
 
 class LockMiddleware(RuleMiddleware[App]):
@@ -371,7 +408,7 @@ class LockMiddleware(RuleMiddleware[App]):
             await self.app(scope, receive, send)
         else:
             inside = partial(self._inside, found)
-            await self._layer.serve(inside, scope, receive, send)
+            await self._layer(scope, receive, send, inside)
 
     def _find(self, method: str, scope: Scope) -> Match | StrangePath | None:
         root_path = self.root_path or scope.get("root_path", "")

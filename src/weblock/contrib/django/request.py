@@ -287,8 +287,8 @@ class TaskLeases(ViewLeases):
         Django cancels a request when its client leaves, and a thread that works for it goes on all the
         same. So work is cancelled only while ``leave`` says that it may be.
         """
-        in_a_task, loop = partial(self._run, work), asyncio.get_running_loop()
-        return await to_its_end(in_a_task, loop, may_end=self.leave)
+        ended = asyncio.get_running_loop().create_future()
+        return await to_its_end(self._run(work, ended), ended, may_end=self.leave)
 
     async def _run(self, work: Callable[[], Awaitable[Any]], ended: asyncio.Future[None]) -> Any:
         try:

@@ -32,9 +32,10 @@ import math
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
+from functools import partial
 from itertools import groupby, takewhile
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
@@ -83,15 +84,16 @@ class Book:
         """
         self.layers: Final[list[ref[RequestLeases[Any]]]] = []
         """The layers that were opened, from the outermost: weakly, for they keep the book."""
-        self.flow: Final = Flow()
+        loop = running_loop()
+        flow = Flow()
+        flow.loop = ref(loop) if loop else None
+        flow.within = within.flow if within else None
+        flow.book = ref(self)
+        self.flow: Final[Flow] = flow
         """What ``part_of`` is for all that runs for the request.
 
         None of it can wait for what the request holds: that would be to wait for itself.
         """
-        loop = running_loop()
-        self.flow.loop = ref(loop) if loop else None
-        self.flow.within = within.flow if within else None
-        self.flow.book = ref(self)
 
     def forget(self, leases: Iterable[BaseLease]) -> None:
         """Drop the keys of some leases: they are no longer held, or not for what has this book."""
@@ -334,8 +336,8 @@ def watch_sessions() -> None:
 
 
 async def to_its_end(
-    work: Callable[[asyncio.Future[None]], Coroutine[Any, Any, T]],
-    loop: asyncio.AbstractEventLoop,
+    work: Coroutine[Any, Any, T],
+    ended: asyncio.Future[None],
     *,
     may_end: Callable[[], bool],
     scope: Any = None,
@@ -344,18 +346,17 @@ async def to_its_end(
 
     So what cancels a request does not cancel what it does inside its lock, unless ``may_end`` returns
     that it may: otherwise it runs to its end, and only then the cancellation is raised again, unchanged.
-    ``work`` is given a future, and resolves it as the last thing that it does, unless it is done: the
-    waiting for it was cancelled. To wait for it is cheaper than to wait for a task. Context variables that
-    the work has set are set for the caller, too: middleware outside of it may log them.
+    ``work`` resolves ``ended`` as the last thing that it does, unless it is done: the waiting for it was
+    cancelled. Context variables that the work has set are set for the caller, too: middleware outside of it
+    may log them.
 
     anyio and ``asyncio.timeout`` recognize only their own cancellation, so it is not replaced. ``scope`` is a
     cancel scope of anyio that ``work`` has entered. If anyio cancels the request, anyio also cancels the
     work, so that the shields inside the work count.
     """
-    ended: asyncio.Future[None] = loop.create_future()
     # Not by the loop's ``create_task``: on Python 3.12 and 3.13 it starts no task at once.
     context = copy_context()
-    task = asyncio.Task(work(ended), loop=loop, context=context, **_BEGUN_AT_ONCE)
+    task: asyncio.Task[T] = _begun(work, loop=ended.get_loop(), context=context)
     try:
         await ended
     except asyncio.CancelledError:
@@ -381,13 +382,14 @@ async def to_its_end(
         raise
     finally:
         for variable, value in context.items():
-            # Those of weblock are about the work itself.
-            if variable.get(None) is not value and not variable.name.startswith("weblock_"):
+            if variable is part_of or variable.get(None) is value:
+                continue
+            if not variable.name.startswith("weblock_"):  # Those are about the work itself.
                 variable.set(value)
     return task.result()
 
 
-_BEGUN_AT_ONCE: Final[Mapping[str, Any]] = (
-    {"eager_start": True} if sys.version_info >= (3, 12) else {}
-)
-"""Options of a task that starts at once, which spares it a turn of the loop."""
+_begun: Callable[..., asyncio.Task[Any]] = asyncio.Task
+"""Returns a task that has started at once, where Python can do that: it spares a turn of the loop."""
+if sys.version_info >= (3, 12):
+    _begun = partial(asyncio.Task, eager_start=True)
