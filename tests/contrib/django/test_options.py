@@ -85,7 +85,7 @@ def test_a_key_that_the_url_does_not_give_is_our_mistake(serve: Any) -> None:
     serve(items=lock("item:{pk}")(keys_of))
     response = fetch("/items")
     assert response.status_code == 500
-    assert "needs 'pk' of the URL" in str(response.exc_info[1])
+    assert "needs the view's argument 'pk'" in str(response.exc_info[1])
 
 
 @pytest.mark.parametrize("made", [7, [None], [7], b"key"])

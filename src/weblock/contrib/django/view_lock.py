@@ -101,24 +101,13 @@ class ViewLock(LockSpec):
                 for function in functions:
                     made[function] = await call(function, request)
         headers = request.headers  # Servers join the values of one that was sent several times.
-
-        def values_for(template: KeyTemplate) -> Mapping[str, object]:
-            found = request_values(
-                template,
-                path=values,
-                query=request.META.get("QUERY_STRING", ""),
-                headers=lambda name: [headers[name]] if name in headers else [],
-            )
-            for name, source in template.sources.items():
-                if source.kind == "path" and name not in found:
-                    there = ", ".join(map(repr, values)) or "nothing"
-                    raise ConfigurationError(
-                        f"lock({template.text!r}) needs {source.name!r} of the URL, which gives the view"
-                        f" {there}: {request.path!r:.100}",
-                        code="missing_value",
-                    )
-            return found
-
+        values_for = partial(
+            request_values,
+            path=values,
+            query=request.META.get("QUERY_STRING", ""),
+            headers=lambda name: [headers[name]] if name in headers else [],
+            of_view=True,
+        )
         return self.made_of(values_for, made.__getitem__)
 
 

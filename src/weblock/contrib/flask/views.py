@@ -113,11 +113,8 @@ def decorated(view: F, lock: LockSpec) -> F:
 
 
 def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str, object]:
-    for source in template.sources.values():
-        if source.kind == "path" and source.name not in values:
-            raise lacking(f"lock({template.text!r})", "view's argument", source.name, values)
     query, headers = query_of(request.environ), headers_of(request.environ)
-    return request_values(template, path=values, query=query, headers=headers)
+    return request_values(template, path=values, query=query, headers=headers, of_view=True)
 
 
 def acquire(wanted: Mapping[LockSpec, tuple[CheckedKey, ...]]) -> Lease | None:

@@ -133,13 +133,19 @@ def name_of(function: object) -> str:
 
 
 def request_values(
-    template: KeyTemplate, *, path: Mapping[str, object], query: str, headers: Headers
+    template: KeyTemplate,
+    *,
+    path: Mapping[str, object],
+    query: str,
+    headers: Headers,
+    of_view: bool = False,
 ) -> dict[str, object]:
     """The values that the request has for ``template``; what it lacks is left out.
 
-    ``path`` has the path parameters, ``query`` is the query string as it was sent. Raises
-    ``InvalidKey`` for a query parameter or a header that was sent twice: which of them counts
-    would be each reader's own choice, and the lock has to be the handler's.
+    ``path`` has the path parameters, or ``of_view`` the arguments of a view, and ``query`` is the
+    query string as it was sent. Raises ``ConfigurationError`` for an argument that the view does
+    not have, and ``InvalidKey`` for a query parameter or a header that was sent twice: which of
+    them counts would be each reader's own choice, and the lock has to be the handler's.
     """
     values: dict[str, object] = {}
     for name, source in template.sources.items():
@@ -149,6 +155,8 @@ def request_values(
                 values[name] = value
         elif source.name in path:
             values[name] = path[source.name]
+        elif of_view:
+            raise lacking(f"lock({template.text!r})", "view's argument", source.name, path)
     return values
 
 
