@@ -285,33 +285,25 @@ async def _serve(
     given = [*args, *getattr(instance_of(view, args), "__dict__", {}).values()]
 
     async def acquire_and_work() -> Any:
+        is_acquiring = True
         try:
             await kind.call(held.acquire, together, values, given)
-        except WeblockError:
-            raise
+            is_acquiring = False
+            return await _work(kind, held, wanted, run)
         except Exception as error:
-            response = await answer_for(held, request, error, kind.call, by_key_function=True)
+            reason = error if outer else await kind.call(held.reason_of, error)
+            response = await answer_for(
+                held, request, reason, kind.call, by_key_function=is_acquiring
+            )
             if response is None:
                 raise
             return response
-        try:
-            return await _work(kind, held, wanted, run)
-        except Exception as error:
-            if outer or (reason := await kind.call(held.reason_of, error)) is error:
-                raise
-            raise reason from error
 
-    try:
-        if outer:
-            return await acquire_and_work()
-        if isinstance(held, TaskLeases):
-            return await held.run(acquire_and_work)
-        return held.run(lambda: drive(acquire_and_work()))
-    except WeblockError as error:
-        response = await answer_for(held, request, error, kind.call)
-        if response is None:
-            raise
-        return response if outer else held.timed(response)
+    if outer:
+        return await acquire_and_work()
+    if isinstance(held, TaskLeases):
+        return await held.run(acquire_and_work)
+    return held.run(lambda: drive(acquire_and_work()))
 
 
 async def _work(
