@@ -66,7 +66,7 @@ class ViewLeases(RequestLeases[BaseLease]):
     locks_by_alias: ClassVar[Mapping[str, BaseLocks]]
     """The locks by alias, of the API that serves it."""
     call: ClassVar[Call]
-    in_task: ClassVar[bool]
+    awaits: ClassVar[bool]
     """Whether a task serves it, which awaits its work."""
 
     def __init__(self, request: HttpRequest) -> None:
@@ -151,7 +151,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         part, checked = part_of.set(self.book.flow), checked_at_commit.set(self)
         try:
             response = work()
-            if self.in_task:
+            if self.awaits:
                 response = await response
         finally:
             checked_at_commit.reset(checked)
@@ -257,7 +257,7 @@ class ThreadLeases(ViewLeases):
 
     locks_by_alias = locks
     call = staticmethod(in_thread)
-    in_task = False
+    awaits = False
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Run ``work``: see ``serve``."""
@@ -278,7 +278,7 @@ class TaskLeases(ViewLeases):
 
     locks_by_alias = async_locks
     call = staticmethod(in_task)
-    in_task = True
+    awaits = True
     acquire = ViewLeases.take_all
 
     async def run(self, work: Callable[[], Awaitable[Any]]) -> Any:
