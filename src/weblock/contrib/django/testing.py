@@ -76,7 +76,7 @@ def assert_serialized(
     transaction to its end.
     Raises ``ConfigurationError`` in a ``TestCase``, whose transaction other threads cannot share.
     """
-    if _in_transaction():
+    if any(each.in_atomic_block for each in connections.all(initialized_only=True)):
         raise ConfigurationError(
             "this test runs in a transaction, of which concurrent requests see nothing: use"
             " TransactionTestCase, or @pytest.mark.django_db(transaction=True)"
@@ -157,7 +157,3 @@ def views(*names: str) -> Watch:
             yield
 
     return watch
-
-
-def _in_transaction() -> bool:
-    return any(each.in_atomic_block for each in connections.all(initialized_only=True))
