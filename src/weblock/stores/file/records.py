@@ -226,10 +226,8 @@ class RecordFile:
         self._inode = os.fstat(self._fd).st_ino
 
     def _apply(self, changes: Changes, moment: Moment) -> Visit:
-        known, self._known = (
-            self._known,
-            _EMPTY,
-        )  # After a failure on the way, everything is read anew.
+        # After a failure on the way, everything is read anew.
+        known, self._known = self._known, _EMPTY
         record = self._read(known)
         is_long = record.end > _LONG
         fence, states = record.fence, record.states
@@ -377,9 +375,8 @@ class RecordFile:
         _write_all(self._fd, header + payload, slot * self._half + offset)
         if not offset:
             self._other = self._header_at(1 - slot, 0)
-        return record._replace(
-            sequence=sequence, slot=slot, end=offset + _HEADER.size + len(payload)
-        )
+        end = offset + _HEADER.size + len(payload)
+        return record._replace(sequence=sequence, slot=slot, end=end)
 
     def _enlarge(self, record: _Record) -> _Record:
         """Make both slots twice as large. Only what is in the first one stays where it is."""
