@@ -344,12 +344,10 @@ def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
     return float(value)
 
 
-def _wait(name: str, value: Any) -> float | Attempts | None:
-    return value if value is None or isinstance(value, Attempts) else seconds(name, value)
-
-
-def _max_hold(name: str, value: Any) -> float | None:
-    return None if value is None else seconds(name, value, least=SHORTEST_TTL)
+def _endless(name: str, value: Any, *, least: float = 0.0) -> float | Attempts | None:
+    if value is None or (name == "wait" and isinstance(value, Attempts)):
+        return value
+    return seconds(name, value, least=least)
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -390,8 +388,8 @@ def _on_unavailable(name: str, value: Any) -> str:
 
 _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "ttl": partial(seconds, least=SHORTEST_TTL),
-    "wait": _wait,
-    "max_hold": _max_hold,
+    "wait": _endless,
+    "max_hold": partial(_endless, least=SHORTEST_TTL),
     "renew": _flag,
     "max_waiters": count,
     "label": _label,

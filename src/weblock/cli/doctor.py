@@ -25,14 +25,14 @@ _COLOURS: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "r
 
 _LARGER: Final = "Use file:// for one machine, or redis:// for several."
 
-_ONE_PROCESS: Final = "Its leases apply to one process only: other workers are not excluded."
-
-_ONE_HOST: Final = "Its leases apply to all processes of this machine, and to no other machine."
-
 _SCOPES: Final = {
     "none": problem("scope", "It never locks: every caller gets every key.", _LARGER),
-    "process": warning("scope", _ONE_PROCESS, _LARGER),
-    "host": Finding("scope", _ONE_HOST),
+    "process": warning(
+        "scope", "Its leases apply to one process only: other workers are not excluded.", _LARGER
+    ),
+    "host": Finding(
+        "scope", "Its leases apply to all processes of this machine, and to no other machine."
+    ),
     "cluster": Finding("scope", "Its leases apply to all machines that use this URL."),
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import itertools
 import pkgutil
 import threading
 import time
@@ -110,12 +109,6 @@ def most_at_once(sections: list[Section]) -> int:
     """Return how many sections overlapped at the same moment, at most."""
     met = (sum(each is at or each.covers(at.enter) for each in sections) for at in sections)
     return max(met, default=0)
-
-
-def overlapping(sections: list[Section]) -> list[tuple[int, int]]:
-    """The pairs that overlapped, by their places in the list, from 1; entered in that order."""
-    pairs = itertools.combinations(enumerate(sections, 1), 2)
-    return [(first, then) for (first, a), (then, b) in pairs if a.covers(b.enter)]
 
 
 Watch = Callable[[Sections], AbstractContextManager[object]]

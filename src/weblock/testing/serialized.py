@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from .sections import Section, Sections, Watch, most_at_once, overlapping, watch_function
+from .sections import Section, Sections, Watch, most_at_once, watch_function
 
 R = TypeVar("R")
 
@@ -138,7 +139,8 @@ def report(sections: list[Section], outcomes: Sequence[Any], limit: int) -> str:
             f"{number:>4} [{bar:<{WIDTH}}] {section.enter - start:.3f} to {end - start:.3f} s,"
             f" {section.thread.name}"
         )
-    pairs = [f"{one} with {other}" for one, other in overlapping(sections)]
+    numbered = itertools.combinations(enumerate(sections, 1), 2)  # Entered in this order.
+    pairs = [f"{first} with {then}" for (first, a), (then, b) in numbered if a.covers(b.enter)]
     if len(pairs) > MOST_PAIRS:
         pairs[MOST_PAIRS:] = [f"and {len(pairs) - MOST_PAIRS} more pairs"]
     return "\n".join([*lines, f"overlapping: {', '.join(pairs)}", told(outcomes)])

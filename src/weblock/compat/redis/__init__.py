@@ -73,7 +73,9 @@ class Lock(BaseLock[Lease]):
     def owned(self) -> bool:
         """Return whether we hold it, by the server's answer."""
         with translated(self.name):
-            return self._is_ours(_locks.of(self.redis).inspect(self._key))
+            info = _locks.of(self.redis).inspect(self._key)
+        lease = self._local.lease
+        return bool(info and lease and lease.held and info.fence == lease.fence)
 
     def release(self) -> None:
         """Release the lock. Raises ``LockError`` if it was not acquired or is not ours any more."""

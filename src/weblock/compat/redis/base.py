@@ -26,7 +26,6 @@ from ..._api import BaseLease, BaseLocks
 from ..._options import HoldOptions
 from ..._platform.threads import end_later
 from ...errors import ConfigurationError, EngineUnavailable, InvalidKey, LeaseLost
-from ...inspection import KeyInfo
 from ...keys import check_key
 
 logger = logging.getLogger(__name__)
@@ -64,7 +63,11 @@ class BaseLock(Generic[L]):
     ) -> None:
         self.redis = redis
         self.name = name if isinstance(name, str) else bytes(name).decode(errors="surrogateescape")
-        self._key = _key_of(self.name)
+        try:
+            self._key: str = check_key(self.name)
+        except InvalidKey:  # The names of redis-py's locks may have any bytes, and any length.
+            whole = self.name.encode(errors="surrogateescape")
+            self._key = f"sha256:{hashlib.sha256(whole).hexdigest()}"
         self.timeout = timeout
         self.sleep = sleep
         self.blocking = blocking
@@ -105,10 +108,6 @@ class BaseLock(Generic[L]):
     def _longer(self, lease: L, seconds: float | None) -> float:
         """Return by how much to extend a lease that is to end in so many seconds."""
         return max(0.0, (seconds or 0.0) - lease.remaining())
-
-    def _is_ours(self, info: KeyInfo | None) -> bool:
-        lease = self._local.lease
-        return bool(info and lease and lease.held and info.fence == lease.fence)
 
     def _error(self, message: str) -> LockError:
         return _named(LockError(message), self.name)
@@ -152,15 +151,6 @@ def _refuse_to_replace(name: str) -> None:
             f"{name!r} of this lock cannot be replaced, because it has no such script or step: to"
             " change when the lock ends, call extend(seconds, replace_ttl=True) or reacquire()"
         )
-
-
-def _key_of(name: str) -> str:
-    """Return the key of a lock. The names of redis-py's locks may have any bytes, and any length."""
-    try:
-        return check_key(name)
-    except InvalidKey:
-        whole = name.encode(errors="surrogateescape")
-        return f"sha256:{hashlib.sha256(whole).hexdigest()}"
 
 
 @contextlib.contextmanager

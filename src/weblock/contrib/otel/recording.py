@@ -394,13 +394,18 @@ class Traces:
     def _wait(
         self, event: KeyEvent | Unavailable, waited: float, holder: str | None, failure: str | None
     ) -> None:
-        """Make the span of a wait that has just ended."""
+        """Make the span of a wait that has just ended, linked to the one that its holder names."""
         ended = time.time_ns()
+        links: list[Link] = []
+        if found := _TRACE.search(holder or ""):
+            trace_id, span_id, flags = (int(part, 16) for part in found.groups())
+            context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+            links = [Link(context, {"weblock.link": "holder"})] if context.is_valid else []
         span = self._tracer.start_span(
             "weblock wait",
             start_time=ended - round(waited * 1e9),
             attributes=_attributes(event),
-            links=_links(holder),
+            links=links,
         )
         if failure:
             span.set_status(Status(StatusCode.ERROR, failure))
@@ -419,13 +424,3 @@ def _attributes(event: Event) -> dict[str, str | int | float | bool]:
         for name, value in facts.items()
         if isinstance(value, str | int | float)
     } | {"weblock.outcome": event.name}
-
-
-def _links(holder: str | None) -> list[Link]:
-    """Return a link to the span that a label names, if it names one."""
-    found = _TRACE.search(holder or "")
-    if not found:
-        return []
-    trace_id, span_id, flags = (int(part, 16) for part in found.groups())
-    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
-    return [Link(context, {"weblock.link": "holder"})] if context.is_valid else []
