@@ -502,7 +502,7 @@ def test_a_django_project_is_known_by_its_handler(tmp_path: Path) -> None:
         "scope": "host",
         "order": "after the middleware",
     }
-    assert rule["what"] == "WEBLOCK['default']['RULES'].0: view 'nowhere'"
+    assert rule["what"] == "WEBLOCK['default']['RULES'][0]: view 'nowhere'"
     assert "matches no view that a URL leads to" in facts["wrong"][0]
 
 
