@@ -1,5 +1,7 @@
-"""How long the way of a request is: calls and changes of file, which no noise moves."""
+"""How long the way of a request is: calls, changes of file and lines, which no noise moves."""
 
+import gc
+import math
 import sys
 
 import pytest
@@ -7,6 +9,8 @@ from fastapi import Depends, FastAPI
 
 from tests.servers import fresh_url
 from tests.support.way import Way
+from weblock import AsyncLocks
+from weblock.contrib.asgi import LockMiddleware, Rule
 from weblock.contrib.fastapi import install, lock
 
 from .wire import Exchange
@@ -62,3 +66,50 @@ async def test_the_way_of_a_request_on_redis_stays_short():
     way = await way_of_a_request(fresh_url(timeout=3600))
     assert way.calls <= 93
     assert way.changes <= 71
+
+
+async def lines_of(app):
+    """The lines of Python that a request takes, whoever wrote them: the fewest, as in ``way_of``."""
+    fewest = math.inf
+    for _ in range(6):
+        exchange, lines = Exchange(path="/items/7"), 0
+
+        def note(_frame, event, _argument):
+            nonlocal lines
+            lines += event == "line"
+            return note
+
+        gc.collect()
+        sys.settrace(note)
+        try:
+            await app(exchange.scope, exchange.receive, exchange.send)
+        finally:
+            sys.settrace(None)
+        assert exchange.status == 200
+        fewest = min(fewest, lines)
+    return fewest
+
+
+@pytest.mark.parametrize(
+    ("way", "limit"),
+    [("installed", 240), ("dependency", 940), ("rule", 715), ("other rule", 35)],
+)
+async def test_the_lines_that_a_request_takes_more_are_few(url, way, limit):
+    """Whoever wrote them: what weblock makes asyncio, anyio and FastAPI run counts, too."""
+    bare, app = FastAPI(), FastAPI()
+    locks = AsyncLocks.from_url(url)
+    needs = [Depends(lock("item:{item_id}"))] if way == "dependency" else []
+
+    async def change(item_id: int) -> int:
+        return item_id
+
+    bare.post("/items/{item_id}")(change)
+    app.post("/items/{item_id}", dependencies=needs)(change)
+    if way in ("installed", "dependency"):
+        install(app, locks)
+    else:
+        path = "/items/{item_id}" if way == "rule" else "/others/{item_id}"
+        app = LockMiddleware(app, locks, [Rule(path, key="item:{item_id}")])
+    more = await lines_of(app) - await lines_of(bare)
+    await locks.close()
+    assert more <= limit
