@@ -16,9 +16,7 @@ import importlib.util
 import itertools
 import os
 import sqlite3
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -66,7 +64,6 @@ class Target:
 
     ports: tuple[int, ...] = ()
     key: str = "hot"
-    limit: int = 1
     engine: str = "redis"
     own_keys: bool = False
     """Whether each waiter has a key of its own."""
@@ -90,15 +87,12 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Peer:
-    """A lock of one library, and the module or the separate requirement that it needs."""
+    """A lock of one library, and the module that it needs."""
 
     name: str
     kind: type[Blocking | Asyncio]
     open: Callable[[Target, Path], Any]
     module: str = ""
-    apart: tuple[str, ...] = ()
-    """The requirement to install in a folder of its own, and what else it needs there: for a library
-    of which a module has the name of another's, or which wants older packages."""
 
     def at(self, target: Target) -> Contender:
         """It, on these servers."""
@@ -112,24 +106,7 @@ class Peer:
     @property
     def installed(self) -> bool:
         """Whether it can be measured here."""
-        if not self.apart:
-            return not self.module or importlib.util.find_spec(self.module) is not None
-        folder = _folder(self.apart[0])
-        if folder.exists():
-            return True
-        pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        command = [*pip, "--no-deps", "--target", str(folder), *self.apart]
-        return subprocess.run(command, check=False).returncode == 0
-
-
-def _folder(requirement: str) -> Path:
-    return Path(sys.prefix) / "apart" / requirement
-
-
-def _imported_apart(requirement: str, module: str) -> Any:
-    if (folder := str(_folder(requirement))) not in sys.path:
-        sys.path.insert(0, folder)
-    return importlib.import_module(module)
+        return not self.module or importlib.util.find_spec(self.module) is not None
 
 
 def _engine(target: Target, directory: Path) -> str | list[str]:
@@ -154,12 +131,12 @@ def _shared(kind: Callable[..., Any], target: Target, directory: Path) -> Any:
 
 def _weblock(target: Target, directory: Path) -> Section:
     locks = _shared(Locks.from_url, target, directory)
-    return partial(locks.hold, target.key, limit=target.limit)
+    return partial(locks.hold, target.key)
 
 
 def _weblock_asyncio(target: Target, directory: Path) -> AsyncSection:
     locks = _shared(AsyncLocks.from_url, target, directory)
-    return partial(locks.hold, target.key, limit=target.limit)
+    return partial(locks.hold, target.key)
 
 
 # The default of 5 s would end a blocking read, by which some of the peers wait.
@@ -204,24 +181,11 @@ def _python_redis_lock(target: Target, _directory: Path) -> Section:
     return partial(lock, _client(target.port), target.key, expire=int(TTL))
 
 
-def _redis_fifo_lock(target: Target, _directory: Path) -> AsyncSection:
-    lock: Any = importlib.import_module("redis_fifo_lock").FifoLock
-    fifo = lock(_asyncio_client(target.port), target.key, lease_ms=int(1000 * TTL))
-    return fifo.hold  # type: ignore[no-any-return]
-
-
 def _sherlock(target: Target, _directory: Path) -> Section:
     lock: Any = importlib.import_module("sherlock").RedisLock
     client, name = _client(target.port), f"sherlock:{target.key}"
     made = lock(name, client=client, expire=int(TTL), timeout=FOREVER)
     return lambda: made
-
-
-def _redis_lock_py(target: Target, _directory: Path) -> AsyncSection:
-    _imported_apart("redis-lock-py", "redis_lock")
-    lock: Any = importlib.import_module("redis_lock.asyncio").RedisLock
-    name, options = f"redis-lock-py:{target.key}", {"expire_timeout": int(TTL)}
-    return partial(lock, _asyncio_client(target.port), name, blocking_timeout=FOREVER, **options)
 
 
 @cache
@@ -258,7 +222,7 @@ def _pottery_asyncio(target: Target, _directory: Path) -> AsyncSection:
 
 
 def _redlock_py(target: Target, _directory: Path) -> Section:
-    manager = _imported_apart("redlock-py", "redlock").Redlock(target.urls)
+    manager = importlib.import_module("redlock").Redlock(target.urls)
 
     @contextlib.contextmanager
     def section() -> Iterator[None]:
@@ -270,11 +234,6 @@ def _redlock_py(target: Target, _directory: Path) -> Section:
             manager.unlock(lock)
 
     return section
-
-
-def _redlock_ng(target: Target, _directory: Path) -> Section:
-    manager = _imported_apart("redlock-ng", "redlock").Redlock(target.urls)
-    return partial(manager.lock, target.key, ttl=int(1000 * TTL), blocking=True)
 
 
 def _advisory(target: Target, _directory: Path) -> Section:
@@ -325,38 +284,6 @@ def _asyncio_lock(_target: Target, _directory: Path) -> AsyncSection:
     return _asyncio_lock_of_all
 
 
-def _redis_semaphore(target: Target, _directory: Path) -> Section:
-    semaphore = _imported_apart("redis-semaphore", "redis_semaphore").Semaphore
-    options = {"namespace": f"redis-semaphore:{target.key}", "stale_client_timeout": TTL}
-    # Each waiter has its own: it keeps the tokens that it holds.
-    made = semaphore(_client(target.port), count=target.limit, **options)
-    return lambda: made
-
-
-def _redis_rate_limiters(target: Target, _directory: Path) -> Section:
-    semaphore: Any = importlib.import_module("limiters").SyncSemaphore
-    options = {"name": target.key, "capacity": target.limit, "expiry": int(TTL)}
-    made = semaphore(connection=_client(target.port), **options)
-    return lambda: made
-
-
-def _self_limiters(target: Target, _directory: Path) -> AsyncSection:
-    semaphore: Any = importlib.import_module("self_limiters").Semaphore
-    options = {"name": f"self-limiters:{target.key}", "capacity": target.limit}
-    made = semaphore(expiry=int(TTL), redis_url=target.urls[0], **options)
-    return lambda: made
-
-
-@cache
-def _manager(url: str) -> Any:
-    made: Any = importlib.import_module("async_redis_rate_limiters").DistributedSemaphoreManager
-    return made(redis_url=url, redis_ttl=int(TTL))
-
-
-def _async_redis_rate_limiters(target: Target, _directory: Path) -> AsyncSection:
-    return lambda: _manager(target.urls[0]).get_semaphore(target.key, target.limit)
-
-
 def _version(distribution: str) -> str:
     try:
         return importlib.metadata.version(distribution)
@@ -372,31 +299,13 @@ PUSH = Peer("floor: queue in Lua and a push, asyncio", Asyncio, _push)
 REDIS_PY = Peer("redis-py Lock", Blocking, _redis_py)
 REDIS_PY_ASYNCIO = Peer("redis-py Lock, asyncio", Asyncio, _redis_py_asyncio)
 PYTHON_REDIS_LOCK = Peer("python-redis-lock", Blocking, _python_redis_lock, "redis_lock")
-REDIS_FIFO_LOCK = Peer("redis-fifo-lock, asyncio", Asyncio, _redis_fifo_lock, "redis_fifo_lock")
-REDIS_LOCK_PY = Peer("redis-lock-py, asyncio", Asyncio, _redis_lock_py, apart=("redis-lock-py",))
 SHERLOCK = Peer("sherlock", Blocking, _sherlock, "sherlock")
 # Which one pip installs depends on Python: before 3.14, it is 0.20.
 GRELMICRO = Peer(f"grelmicro {_version('grelmicro')}, asyncio", Asyncio, _grelmicro, "grelmicro")
 POTTERY_ASYNCIO = Peer("pottery, asyncio", Asyncio, _pottery_asyncio, "pottery")
-REDLOCK_PY = Peer("redlock-py", Blocking, _redlock_py, apart=("redlock-py",))
-REDLOCK_NG = Peer("redlock-ng", Blocking, _redlock_ng, apart=("redlock-ng", "pydantic"))
+REDLOCK_PY = Peer("redlock-py", Blocking, _redlock_py, "redlock")
 ADVISORY = Peer("pg_advisory_lock, psycopg", Blocking, _advisory)
 FILELOCK = Peer("filelock", Blocking, _filelock)
 FILELOCK_ASYNCIO = Peer("filelock, asyncio", Asyncio, _filelock_asyncio)
 SQLITE = Peer("SQLite BEGIN IMMEDIATE", Blocking, _sqlite)
 ASYNCIO_LOCK = Peer("asyncio.Lock", Asyncio, _asyncio_lock)
-# Apart, for it brings a package named tests, which would hide ours.
-REDIS_SEMAPHORE = Peer("redis-semaphore", Blocking, _redis_semaphore, apart=("redis-semaphore",))
-REDIS_RATE_LIMITERS = Peer("redis-rate-limiters", Blocking, _redis_rate_limiters, "limiters")
-SELF_LIMITERS = Peer("self-limiters, asyncio", Asyncio, _self_limiters, "self_limiters")
-ASYNC_REDIS_RATE_LIMITERS = Peer(
-    "async-redis-rate-limiters, asyncio",
-    Asyncio,
-    _async_redis_rate_limiters,
-    "async_redis_rate_limiters",
-)
-
-
-def installed(peers: Sequence[Peer], target: Target) -> list[Contender]:
-    """Return those that can be measured here."""
-    return [peer.at(target) for peer in peers if peer.installed]

@@ -1,152 +1,201 @@
-"""How the cost of a lock grows: with waiters, with keys, with processes, and with the masters of a cluster."""
+"""How costs grow: with waiters, leases, keys and processes, and sections. Each table is also a plot."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import math
+import random
+import resource
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import linear_regression
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
 
-from tests.servers import Cluster, Server
-from weblock import AsyncLocks
+from tests.servers import Postgres, Server
+from weblock import AsyncLocks, Locks
 
 from . import machine
-from .contenders import WEBLOCK_ASYNCIO, Target
+from .contenders import Blocking, Section
 from .measuring import Case, Effort, compete
-from .races import script_time
-from .report import Findings, Goal, Line
+from .report import Findings, at_most
 from .workers import Crew
 
-WAITERS = (1, 8, 64, 512, 4096)
-KEYS = (1, 100, 10_000)
-PROCESSES = (1, 2, 4, 8, 16)
-MASTERS = (1, 3)
+WAITERS: Final = (8, 64, 256, 1000)
+LEASES: Final = (100, 1_000, 10_000)
+KEYS: Final = (50, 500, 5_000)
+PROCESSES: Final = (1, 5, 20)
+ROUNDS: Final = 3
 
-TASKS = 32
-"""With a key each, where keys are to be spread over masters."""
+CROWD: Final = 8
+"""So many waiters come at once."""
 
-FLAT = 0.1
-"""The largest exponent that counts as flat: ten times as many cost at most a quarter more."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one section took, in microseconds: in all, and of the server's scripts."""
-
-    whole: float
-    scripts: float
-
-
-Measure = Callable[[int], Coroutine[Any, Any, Cost]]
+Curve = dict[int, float]
+"""From a size to a figure."""
 
 
 def growth(effort: Effort) -> Iterator[Findings]:
-    """How the cost of a section on Redis grows with waiters, keys, processes and masters."""
-    few = 3 if effort.slice < 0.2 else None  # Of a quick run.
-    with Server() as server, Cluster() as cluster:
-        url = f"redis://127.0.0.1:{server.port}/0?recovery=off"
-        one, three = (url, [server]), (cluster.url(recovery="off"), cluster.nodes)
-
-        async def with_waiters(count: int) -> Cost:
-            return await _cost(*one, [["hot"]] * count, effort.slice)
-
-        async def with_keys(count: int) -> Cost:
-            return await _cost(*one, [_names(count)], effort.slice)
-
-        async def with_masters(count: int) -> Cost:
-            own = [[name] for name in _names(TASKS)]
-            return await _cost(*(one if count == 1 else three), own, effort.slice)
-
-        async def with_processes(count: int) -> Cost:
-            return await asyncio.to_thread(_cost_in_processes, server, count, effort.slice)
-
-        # One waiter is handed nothing over.
-        yield _grown("waiters for one key", WAITERS[:few], with_waiters, effort, flat_from=8)
-        yield _grown("keys", KEYS[:few], with_keys, effort, flat_from=1)
-        title = "processes, a waiter each, for one key"
-        yield _grown(title, PROCESSES[:few], with_processes, effort, flat_from=2)
-        yield _grown("masters", MASTERS, with_masters, effort)
+    """Growth with the waiters for a key, with leases, keys and processes, and sections."""
+    seconds, sections = 5 * effort.slice, 20_000 if effort.fastest else 1_000_000
+    with Server() as server, Postgres() as postgres, machine.scratch() as directory:
+        urls = {
+            "memory": "memory://growth",
+            "file": f"file://{directory}/locks?allow_container=true",
+            "Redis": f"redis://127.0.0.1:{server.port}?recovery=off",
+            "PostgreSQL": f"{postgres.url()}?create=true&recovery=off",
+        }
+        # PostgreSQL refuses some of a thousand that change one row at once.
+        sizes = dict.fromkeys(urls, WAITERS) | {"PostgreSQL": WAITERS[:2]}
+        curves = {
+            name: _relative(_least(sizes[name], partial(_hand_over, url)))
+            for name, url in urls.items()
+        }
+        yield _table("Time of a hand-over ÷ with 8 waiters, by waiters for a key", curves, 1.3)
+        curves = {"Redis": _least(LEASES, partial(_longest_pause, server, urls["Redis"]))}
+        yield _table("Longest stop of the server, ms, by leases of a keeper", curves, 20)
+        curves = {
+            f"file, {each} process{'es' * (each > 1)}": _relative(
+                {keys: _section_of_many_keys(each, seconds, keys) for keys in KEYS}
+            )
+            for each in PROCESSES
+        }
+        yield _table("Time of a section ÷ with 50 keys, by keys", curves, 1.3)
+        del urls["PostgreSQL"]
+        curves = {
+            f"{name}, {what}": _relative(curve)
+            for name, url in urls.items()
+            for what, curve in _used(url, sections).items()
+        }
+        yield _table("Use of a process ÷ after a tenth, by sections", curves, 1.1)
 
 
 CASES: dict[str, Case] = {"growth": growth}
 
 
-def exponent(costs: Mapping[int, float]) -> float:
-    """Return how a cost grows: 0 if it is flat, 1 if it is in proportion."""
-    sizes, values = zip(*costs.items(), strict=True)
-    return linear_regression([*map(math.log, sizes)], [*map(math.log, values)]).slope
+def draw(found: Sequence[Findings], path: Path, conditions: str) -> None:
+    """Draw the tables as plots into an SVG file."""
+    from matplotlib.ticker import StrMethodFormatter  # The workers have no need for it.
+
+    from demo.picture import PALE, TOGETHER, new_figure, save
+
+    figure = new_figure(11, 8)
+    for axes, findings in zip(figure.subplots(2, 2).flat, found, strict=True):
+        sizes = [int(head.replace(",", "")) for head in findings.heads[:-1]]
+        for name, *figures, _goal in findings.rows:
+            axes.plot(sizes, [float(each or "nan") for each in figures], marker=".", label=name)
+        bound = float(findings.rows[0][-1].strip("≤ ").partition(":")[0])
+        axes.axhline(bound, color=TOGETHER, ls="--", lw=1, label="goal")
+        axes.set_title(findings.title, loc="left", fontsize=10)
+        axes.set(xscale="log", xticks=sizes, ylim=(0, None))
+        axes.set_xticks([], minor=True)
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes.legend(frameon=False)
+    figure.supxlabel(conditions, color=PALE, fontsize=8)
+    save(figure, path, "How costs grow")
 
 
-def _grown(
-    what: str, sizes: Sequence[int], measure: Measure, effort: Effort, *, flat_from: int = 0
-) -> Findings:
-    """Measure the cost at each size, round by round, and how it grows; the lowest of each counts."""
-    found: dict[int, list[Cost]] = {size: [] for size in sizes}
-    for _, size in itertools.product(range(effort.rounds), sizes):
-        found[size].append(asyncio.run(measure(size)))
-    whole = {size: min(cost.whole for cost in costs) for size, costs in found.items()}
-    scripts = {size: min(cost.scripts for cost in costs) for size, costs in found.items()}
-    lines = [
-        Line(
-            f"{size:,}", [f"{1e6 / whole[size]:,.0f}", f"{whole[size]:.0f}", f"{scripts[size]:.1f}"]
-        )
-        for size in sizes
-    ]
-    slopes = [
-        exponent({size: cost for size, cost in costs.items() if size >= flat_from})
-        for costs in (whole, scripts)
-    ]
-    goals = [
-        Goal.at_most(FLAT, slope, name)
-        for slope, name in zip(slopes, ("µs", "server µs"), strict=True)
-    ]
-    title = f"exponent, from {flat_from:,} on" if flat_from > 1 else "exponent"
-    figures = ["", *(f"{slope:+.2f}" for slope in slopes)]
-    lines.append(Line(title, figures, goals=goals if flat_from else []))
-    heads = ["sections/s", "µs a section", "server µs"]
-    return Findings(f"Redis: how the cost grows with {what}", heads, lines, compares=False)
+def _table(title: str, curves: Mapping[str, Curve], bound: float) -> Findings:
+    sizes = next(iter(curves.values()))
+    rows = []
+    for name, curve in curves.items():
+        cells = [f"{curve[size]:.2f}" if size in curve else "" for size in sizes]
+        rows.append([name, *cells, at_most(bound, [*curve.values()][-1])])
+    return Findings(title, [*(f"{size:,}" for size in sizes), "goal"], rows)
 
 
-def _names(count: int) -> list[str]:
-    return [f"key-{number}" for number in range(count)]
+def _least(sizes: Sequence[int], measure: Callable[[int], float]) -> Curve:
+    """Measure at each size, round by round; the least disturbed round counts."""
+    found: dict[int, list[float]] = {size: [] for size in sizes}
+    for _, size in itertools.product(range(ROUNDS), sizes):
+        found[size].append(measure(size))
+    return {size: min(each) for size, each in found.items()}
 
 
-async def _cost(
-    url: str, servers: Sequence[Server], ways: Sequence[Sequence[str]], seconds: float
-) -> Cost:
-    """What a section costs tasks that go from key to key, each by its own way, over and over."""
-    done = 0
-    async with AsyncLocks.from_url(url, wait=None, max_waiters=len(ways)) as locks:
-        for key in {way[0] for way in ways}:  # It opens everything.
-            await (await locks.acquire(key)).release()
-        before = sum(map(script_time, servers))
-        start = time.monotonic()
-        end = start + seconds
-
-        async def visit(way: Sequence[str]) -> None:
-            nonlocal done
-            for key in itertools.cycle(way):
-                if time.monotonic() >= end:
-                    break
-                async with locks.hold(key):
-                    done += 1
-
-        await asyncio.gather(*map(visit, ways))
-        elapsed = time.monotonic() - start
-        spent = sum(map(script_time, servers)) - before
-    return Cost(1e6 * elapsed / done, spent / done)
+def _relative(curve: Curve) -> Curve:
+    first = next(iter(curve.values()))
+    return {size: each / first for size, each in curve.items()}
 
 
-def _cost_in_processes(server: Server, processes: int, seconds: float) -> Cost:
-    contender = WEBLOCK_ASYNCIO.at(Target((server.port,), "processes"))
+def _hand_over(url: str, waiters: int) -> float:
+    """Seconds from the end of a section to the start of the next, while all queue."""
+    gaps: list[float] = []
+    left = 0.0
+    turns = 3 + 200 // waiters
+
+    async def visit(locks: AsyncLocks) -> None:
+        nonlocal left
+        for _ in range(turns):
+            async with locks.hold("hot"):
+                gaps.append(time.monotonic() - left)
+                left = time.monotonic()
+
+    async def run() -> None:
+        async with AsyncLocks.from_url(url, wait=None) as locks:
+            tasks: list[asyncio.Task[None]] = []
+            async with locks.hold("hot"):
+                while len(tasks) < waiters:
+                    tasks += [asyncio.create_task(visit(locks)) for _ in range(CROWD)]
+                    while not any(each.done() for each in tasks):
+                        await asyncio.sleep(0.01)
+                        found = await locks.inspect("hot")
+                        if found and len(found.waiters) == len(tasks):
+                            break
+            await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+    return median(gaps[waiters:-waiters])
+
+
+def _longest_pause(server: Server, url: str, leases: int) -> float:
+    """Milliseconds of the longest script that renews so many leases of one keeper."""
+
+    async def run() -> list[dict[str, Any]]:
+        async with AsyncLocks.from_url(url, ttl=10) as locks:
+            held = await asyncio.gather(*(locks.acquire(f"key-{n}") for n in range(leases)))
+            with server.client() as client:
+                client.config_set("slowlog-max-len", 100_000)
+                client.config_set("slowlog-log-slower-than", 0)
+                client.slowlog_reset()
+                await asyncio.sleep(4)  # Each lease is renewed after a third of its ttl.
+                found: list[dict[str, Any]] = client.slowlog_get(100_000)
+                client.config_set("slowlog-log-slower-than", -1)
+            await asyncio.gather(*(lease.release() for lease in held))
+        return found
+
+    found = asyncio.run(run())
+    scripts = (each for each in found if each["command"].startswith(b"EVALSHA"))
+    return max(float(each["duration"]) for each in scripts) / 1000
+
+
+def _section_of_many_keys(processes: int, seconds: float, keys: int) -> float:
+    """Seconds for each section that all processes together have, each in an order of its own."""
     with machine.scratch() as directory:
-        crew = Crew(contender, directory, processes)
+        crew = Crew(Blocking("many keys", partial(_many_keys, keys)), directory, processes)
         with crew.working():
-            compete(crew, processes, 0.0, 0.05)  # It opens everything.
-            before = script_time(server)
-            rate = max(1.0, compete(crew, processes, 0.0, seconds).rate)
-            return Cost(1e6 / rate, (script_time(server) - before) / (rate * seconds))
+            slices = [
+                compete(crew, processes, 0.0, seconds, one_key=False) for _ in range(ROUNDS + 1)
+            ]
+    return 1 / max(each.rate for each in slices[1:])  # Once all has been opened.
+
+
+def _many_keys(keys: int, directory: Path) -> Section:
+    locks = Locks.from_url(f"file://{directory}/locks?allow_container=true", wait=None)
+    names = [f"key-{number}" for number in range(keys)]
+    random.shuffle(names)
+    turns = itertools.cycle(names)
+    return lambda: locks.hold(next(turns))
+
+
+def _used(url: str, sections: int) -> dict[str, Curve]:
+    """The memory and the descriptors that this process has, after each tenth of the sections."""
+    memory, descriptors = Curve(), Curve()
+    with Locks.from_url(url) as locks:
+        for number in range(1, sections + 1):
+            with locks.hold(f"key-{number}"):
+                pass
+            if number % (sections // 10) == 0:
+                pages = int(Path("/proc/self/statm").read_text().split()[1])
+                memory[number] = pages * resource.getpagesize()
+                descriptors[number] = len([*Path("/proc/self/fd").iterdir()])
+    return {"memory": memory, "descriptors": descriptors}

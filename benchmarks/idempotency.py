@@ -38,7 +38,7 @@ from weblock.contrib.sqlalchemy import answer_table
 
 from . import machine
 from .measuring import Case, Effort
-from .report import Findings, Line
+from .report import Findings
 
 TTL, LONG, RACES, CLIENTS, PAUSE = 5, 8, 200, 4, 0.02
 """Seconds of a lock and of the long handler; races, clients in each, and seconds of their handler."""
@@ -198,7 +198,7 @@ def _measured(client: httpx.Client, engine: sa.Engine) -> list[str]:
 
 def idempotency(_effort: Effort) -> Iterator[Findings]:
     """Idempotency keys: races, a killed worker, a handler that outlasts its lock, two users."""
-    lines = []
+    rows = []
     with Postgres() as postgres, Server() as redis:
         servers = {"REDIS": f"redis://127.0.0.1:{redis.port}"}
         servers["POSTGRES"] = postgres.url(driver="asyncpg")
@@ -213,12 +213,12 @@ def idempotency(_effort: Effort) -> Iterator[Findings]:
             with machine.scratch() as folder, client:
                 servers |= {"PEER": peer, "FOLDER": str(folder)}
                 workers = spawn(command, log=folder / "log", env=servers)
-                lines.append(Line(peer, _measured(client, engine)))
+                rows.append([peer, *_measured(client, engine)])
                 workers.terminate()
                 workers.wait()
         engine.dispose()
     heads = ["duplicates", "killed after COMMIT", "outlasts its lock", "another user", "÷ bare"]
-    yield Findings(f"One order for each key, {RACES} races", heads, lines, compares=False)
+    yield Findings(f"One order for each key, {RACES} races", heads, rows)
 
 
 CASES: dict[str, Case] = {"idempotency": idempotency}

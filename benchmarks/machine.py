@@ -7,6 +7,7 @@ import os
 import platform
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -14,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
 
 processes = get_context("spawn")
 """Fresh interpreters, not forks: a worker starts as a web worker does."""
@@ -42,43 +42,29 @@ def awake() -> Iterator[None]:
         yield
 
 
-def description() -> str:
-    """Return the date, the commit, and what the machine is."""
-    git = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    python, load = platform.python_version(), os.getloadavg()[0]
-    return (
-        f"{time.strftime('%Y-%m-%d')}, commit {commit or 'unknown'}, {os.cpu_count()} cores,"
-        f" {platform.system()}, Python {python}, load {load:.1f}"
-    )
-
-
-class Calm:
-    """Whether the machine has done much else since this was made: then no figure of it is to be kept."""
-
-    MOST_LOAD = 0.5
-    """Processes that wanted a processor before we began, on average over a minute."""
-    MOST_STOLEN = 0.01
-    """Share of the time in which another virtual machine had our processors."""
+class Conditions:
+    """What a measurement was made on: date, commit, machine, and what else the machine did."""
 
     def __init__(self) -> None:
         self._load = os.getloadavg()[0]
         self._before = _processor_time()
 
-    def disturbances(self) -> list[str]:
-        """Return what speaks against the figures; nothing on a quiet machine."""
-        found = []
-        if self._load > self.MOST_LOAD:
-            found.append(
-                f"the load was {self._load:.1f} before it began (at most {self.MOST_LOAD})"
-            )
-        spent, stolen = (
-            now - was for now, was in zip(_processor_time(), self._before, strict=True)
+    def __str__(self) -> str:
+        """The conditions since this was made."""
+        git = ["git", "describe", "--always", "--dirty"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+        spent, stolen = map(int.__sub__, _processor_time(), self._before)
+        return (
+            f"{time.strftime('%Y-%m-%d')}, commit {commit or 'unknown'}, {os.cpu_count()} cores,"
+            f" {platform.system()}, Python {platform.python_version()}, load {self._load:.1f} before,"
+            f" {stolen / max(1, spent):.1%} of the processors stolen:"
+            f" scripts/benchmark {' '.join(sys.argv[1:])}"
         )
-        if stolen > self.MOST_STOLEN * spent:
-            share = stolen / max(1, spent)
-            found.append(f"{share:.1%} of the time was stolen (at most {self.MOST_STOLEN:.0%})")
-        return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return how long a process has been on a CPU."""
+    return time.clock_gettime(~pid << 3 | 2)  # Linux's number of that clock.
 
 
 def _processor_time() -> tuple[int, int]:
@@ -110,15 +96,6 @@ def is_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
-
-
-def interrupt_on_sigterm() -> None:
-    """Has SIGTERM end us as Ctrl-C does, so that everything is cleaned up."""
-    signal.signal(signal.SIGTERM, _interrupt)
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _spin() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from .report import Findings
-from .workers import Crew, Job, Outcome, Visit
+from .workers import Crew, Job, Visit, Visits
 
 
 @dataclass(frozen=True)
@@ -41,55 +41,33 @@ class Slice:
     """What one contender did in one slice."""
 
     rate: float
-    gaps: list[float]
-    """Seconds from the end of a section to the start of another waiter's."""
     jain: float
     longest_wait: float
     """Seconds."""
 
     @classmethod
-    def of(cls, outcomes: list[Outcome], start: float, end: float) -> Slice:
+    def of(cls, waiters: Visits, start: float, end: float) -> Slice:
         """What the visits of all waiters come to."""
-        waiters = [each for outcome in outcomes for each in outcome.visits]
         counts = [sum(visit.left <= end for visit in visits) for visits in waiters]
-        turns = sorted(
-            (visit, waiter)
-            for waiter, visits in enumerate(waiters)
-            for visit in visits
-            if visit.left <= end
-        )
-        gaps = [
-            later.entered - earlier.left
-            for (earlier, one), (later, another) in itertools.pairwise(turns)
-            if one != another
+        waits = [
+            visit.entered - before.left
+            for visits in waiters
+            for before, visit in itertools.pairwise([Visit(start, start), *visits])
         ]
-        waits = [wait for visits in waiters for wait in _waits(visits, start)]
-        return cls(sum(counts) / (end - start), gaps, jain(counts), max(waits, default=0.0))
-
-
-def _waits(visits: list[Visit], start: float) -> Iterator[float]:
-    for visit in visits:
-        yield visit.entered - start
-        start = visit.left
+        return cls(sum(counts) / (end - start), jain(counts), max(waits, default=0.0))
 
 
 def compete(
-    crew: Crew,
-    waiters: int,
-    work: float,
-    seconds: float,
-    *,
-    one_key: bool = True,
-    at_once: int = 1,
+    crew: Crew, waiters: int, work: float, seconds: float, *, one_key: bool = True
 ) -> Slice:
-    """One slice of a crew whose waiters all want the same key, or each a key of its own.
+    """One slice of a crew whose waiters all want ``one_key``, or others.
 
-    Raises if more than ``at_once`` of them were inside at the same time.
+    Raises if sections of one key overlapped.
     """
     start = time.monotonic() + 0.1
     end = start + seconds
     jobs = [Job(share, start, end, work) for share in shares(waiters, crew.size)]
-    return Slice.of(crew.run(jobs, one_key=one_key, at_once=at_once), start, end)
+    return Slice.of(crew.run(jobs, one_key=one_key), start, end)
 
 
 def shares(waiters: int, processes: int) -> list[int]:
@@ -101,9 +79,3 @@ def jain(counts: Sequence[int]) -> float:
     """Jain's index of fairness: 1 if all got the same, 1/n if one of n got everything."""
     squares = sum(count * count for count in counts)
     return sum(counts) ** 2 / (len(counts) * squares) if squares else 0.0
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of all values do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from statistics import median
 from typing import Any, Final
@@ -23,11 +23,11 @@ from . import contenders as peers
 from . import machine
 from .contenders import Contender, Peer, Target
 from .distance import distant
-from .measuring import Case, Effort, Slice, compete, percentile, shares
-from .report import Findings, Goal, Line
+from .measuring import Case, Effort, Slice, compete, shares
+from .report import Findings, at_least
 from .workers import Crew, Job
 
-HEADS: Final = ("floor", "best peer", "weblock", "Jain", "server µs")
+HEADS: Final = ("floor", "best peer", "weblock", "Jain", "server µs", "goal")
 
 ROUND_TRIPS: Final = (0.0002, 0.0005, 0.001)
 """Seconds that the network adds to a round trip."""
@@ -50,6 +50,11 @@ class Racer:
     def name(self) -> str:
         """What the contender is called."""
         return self.crew.contender.name
+
+    @property
+    def is_floor(self) -> bool:
+        """Whether it is no lock to be used, but what bare code needs for the same job."""
+        return self.name.startswith("floor")
 
     @property
     def rates(self) -> list[float]:
@@ -83,59 +88,49 @@ class Race:
         """Give each racer a slice, a longer one where all must have queued up before it counts."""
         if not self.target.own_keys and self.waiters > 1:
             seconds *= QUEUED
-        kinds: dict[str, Any] = {
-            "one_key": not self.target.own_keys,
-            "at_once": self.target.limit,
-        }
         for number, racer in enumerate(self.racers):
             before = script_time(self.server) if self.server else 0.0
-            found = compete(racer.crew, self.waiters, self.work, seconds, **kinds)
+            one_key = not self.target.own_keys
+            found = compete(racer.crew, self.waiters, self.work, seconds, one_key=one_key)
             racer.slices.append(found)
             if number == 0 and self.server:
                 spent = script_time(self.server) - before
                 self.took.append(spent / max(1.0, found.rate * seconds))
 
-    def line(self, effort: Effort) -> Line:
-        """Return what the slices come to."""
+    def row(self, effort: Effort) -> list[str]:
+        """Return what the slices come to: a row below ``HEADS``."""
         ours, base, *_ = self.racers
-        others = [each for each in self.racers[1:] if not each.name.startswith("floor")]
+        others = [each for each in self.racers[1:] if not each.is_floor]
         best = max(others, key=lambda each: effort.ratio(each.rates, base.rates), default=base)
         base = best if self.against_best else base
-        floors = [
-            each for each in self.racers if each.name.startswith("floor") and each is not base
-        ]
+        floors = [each for each in self.racers if each.is_floor and each is not base]
         share = effort.ratio(ours.rates, base.rates)
-        figures = [
+        fastest = ours.rates.index(max(ours.rates))
+        took = self.took and (self.took[fastest] if effort.fastest else median(self.took))
+        return [
+            f"{self.title} ÷ {base.name.removeprefix('floor: ')}",
             *([f"{effort.ratio(each.rates, base.rates):.2f}" for each in floors[:1]] or [""]),
             f"{effort.ratio(best.rates, base.rates):.2f} {best.name}" if others else "",
             f"{share:.2f}",
             f"{ours.jain:.3f}" if self.waiters > 1 and not self.target.own_keys else "",
-            f"{self.script_time(effort):.1f}" if self.took else "",
+            f"{took:.1f}" if took else "",
+            at_least(self.goal, share),
         ]
-        title = f"{self.title} ÷ {base.name.removeprefix('floor: ')}"
-        return Line(title, figures, goals=[Goal.at_least(self.goal, share, "")])
-
-    def script_time(self, effort: Effort) -> float:
-        """Return the microseconds that our scripts took for a section."""
-        rates = self.racers[0].rates
-        return self.took[rates.index(max(rates))] if effort.fastest else median(self.took)
 
     def details(self) -> Findings:
         """Return what each contender did."""
-        ours = self.racers[0]
-        lines = []
-        for racer in self.racers:
-            gaps = [1000 * gap for each in racer.slices for gap in each.gaps]
-            figures = [
+        rows = [
+            [
+                racer.name,
                 f"{median(racer.rates):,.0f}",
-                f"{percentile(gaps, 0.5):.2f} / {percentile(gaps, 0.99):.2f}" if gaps else "none",
                 f"{racer.jain:.3f}",
                 f"{max(each.longest_wait for each in racer.slices):.2f}",
+                f"{Effort(1, 0).ratio(self.racers[0].rates, racer.rates):.2f}",
             ]
-            ratio = Effort(1, 0).ratio(ours.rates, racer.rates) if racer is not ours else None
-            lines.append(Line(racer.name, figures, ratio))
-        heads = ["sections/s", "hand-off p50 / p99 ms", "Jain", "longest wait s"]
-        return Findings(self.title, heads, lines)
+            for racer in self.racers
+        ]
+        heads = ["sections/s", "Jain", "longest wait s", "weblock ÷ this"]
+        return Findings(self.title, heads, rows)
 
 
 class Course:
@@ -206,51 +201,34 @@ class Course:
 Races = Callable[[Course], Iterator[Race]]
 
 
-def far(added: float) -> Races:
-    """Return the races on servers that are some way off."""
-
-    def races(course: Course) -> Iterator[Race]:
-        network, delay = f"{1000 * added:g} ms away", added / 2
-
-        def race(
-            title: str, compared: Sequence[Peer], goal: float, target: Target, **more: Any
-        ) -> Race:
-            title = f"{network}, {title}"
-            return course.race(
-                title, compared, goal, target, delay=delay, against_best=True, **more
-            )
-
-        own = replace(course.redis, own_keys=True)
-        yield race("one caller, blocking", _BLOCKING, 1.0, course.redis)
-        yield race("one caller, asyncio", _ASYNCIO, 1.0, course.redis)
-        hot: dict[str, Any] = {"waiters": 16, "processes": 2}
-        yield race("one key, 16 waiters, blocking", _FAR_BLOCKING, 1.5, course.redis, **hot)
-        yield race("one key, 16 waiters, asyncio", _FAR_ASYNCIO, 1.5, course.redis, **hot)
-        yield race("32 tasks on 32 keys", _ASYNCIO, 3.0, own, waiters=32)
-        yield race("Redlock, 3 servers, blocking", _REDLOCK, 2.0, course.quorum)
-        many = replace(course.quorum, own_keys=True)
-        yield race("Redlock, 32 tasks on 32 keys", _REDLOCK_ASYNCIO, 2.5, many, waiters=32)
-        yield race("PostgreSQL, one caller", _POSTGRESQL, 0.8, course.postgres)
-
-    return races
+def far(added: float, course: Course) -> Iterator[Race]:
+    """Yield the races on servers that are some way off."""
+    away = f"{1000 * added:g} ms away"
+    race = partial(course.race, delay=added / 2, against_best=True)
+    own = replace(course.redis, own_keys=True)
+    yield race(f"{away}, one caller, blocking", _BLOCKING, 1.0, course.redis)
+    yield race(f"{away}, one caller, asyncio", _ASYNCIO, 1.0, course.redis)
+    hot: dict[str, Any] = {"waiters": 16, "processes": 2}
+    yield race(f"{away}, one key, 16 waiters, blocking", _FAR_BLOCKING, 1.5, course.redis, **hot)
+    yield race(f"{away}, one key, 16 waiters, asyncio", _FAR_ASYNCIO, 1.5, course.redis, **hot)
+    yield race(f"{away}, 32 tasks on 32 keys", _ASYNCIO, 3.0, own, waiters=32)
+    yield race(f"{away}, Redlock, 3 servers, blocking", _REDLOCK, 2.0, course.quorum)
+    many = replace(course.quorum, own_keys=True)
+    yield race(f"{away}, Redlock, 32 tasks on 32 keys", _REDLOCK_ASYNCIO, 2.5, many, waiters=32)
+    yield race(f"{away}, PostgreSQL, one caller", _POSTGRESQL, 0.8, course.postgres)
 
 
 def on_redis(course: Course) -> Iterator[Race]:
     """Yield the races on one Redis server of loopback."""
     target, server = course.redis, course.servers[0]
     race = course.race
-    yield race(
-        "no contention, blocking",
-        (peers.WEBLOCK, peers.RAW, *_BLOCKING[1:]),
-        1.0,
-        target,
-        server=server,
-    )
+    threads = (peers.WEBLOCK, peers.RAW, *_BLOCKING[1:])
+    yield race("no contention, blocking", threads, 1.0, target, server=server)
     tasks = (peers.WEBLOCK_ASYNCIO, peers.RAW_ASYNCIO, peers.PUSH, *_ASYNCIO[1:])
     yield race("no contention, asyncio, one task", tasks, 1.1, target, server=server)
     own = replace(target, own_keys=True)
     many: dict[str, Any] = {"waiters": 32, "server": server}
-    yield race("asyncio, 32 tasks on 32 keys", (*tasks, peers.REDIS_LOCK_PY), 3.2, own, **many)
+    yield race("asyncio, 32 tasks on 32 keys", tasks, 3.2, own, **many)
     for work, on_asyncio, blocking in ((0.0, 0.6, 0.5), (0.001, 0.95, 0.95)):
         title = f"hot key, 64 waiters, {1000 * work:g} ms"
         hot: dict[str, Any] = {"processes": 2, "waiters": 64, "work": work, "server": server}
@@ -303,38 +281,25 @@ def in_memory(course: Course) -> Iterator[Race]:
         yield course.race(title, compared, 0.0, target, waiters=waiters, work=1e-6)
 
 
-def limited(course: Course) -> Iterator[Race]:
-    """Yield the race of keys that three may hold at once."""
-    compared = (
-        *(peers.WEBLOCK, peers.REDIS_SEMAPHORE, peers.REDIS_RATE_LIMITERS),
-        *(peers.SELF_LIMITERS, peers.ASYNC_REDIS_RATE_LIMITERS),
-    )
-    hot: dict[str, Any] = {"processes": 2, "waiters": 16, "work": 0.001, "against_best": True}
-    yield course.race(
-        "limit=3, 16 waiters, 1 ms", compared, 1.0, replace(course.redis, limit=3), **hot
-    )
-
-
 _BLOCKING: Final = (peers.WEBLOCK, peers.REDIS_PY, peers.PYTHON_REDIS_LOCK, peers.SHERLOCK)
 _ASYNCIO: Final = (peers.WEBLOCK_ASYNCIO, peers.REDIS_PY_ASYNCIO, peers.GRELMICRO)
 _FAR_BLOCKING: Final = (peers.WEBLOCK, peers.PUSH, peers.REDIS_PY, peers.PYTHON_REDIS_LOCK)
-_FAR_ASYNCIO: Final = (peers.WEBLOCK_ASYNCIO, peers.PUSH, *_ASYNCIO[1:], peers.REDIS_FIFO_LOCK)
+_FAR_ASYNCIO: Final = (peers.WEBLOCK_ASYNCIO, peers.PUSH, *_ASYNCIO[1:])
 _HOT_BLOCKING: Final = (peers.WEBLOCK, peers.PUSH, peers.PYTHON_REDIS_LOCK)
 _HOT_ASYNCIO: Final = (peers.WEBLOCK_ASYNCIO, peers.PUSH, peers.REDIS_PY_ASYNCIO)
-_REDLOCK: Final = (peers.WEBLOCK, peers.REDLOCK_PY, peers.REDLOCK_NG)
+_REDLOCK: Final = (peers.WEBLOCK, peers.REDLOCK_PY)
 _REDLOCK_ASYNCIO: Final = (peers.WEBLOCK_ASYNCIO, peers.POTTERY_ASYNCIO)
 _POSTGRESQL: Final = (peers.WEBLOCK, peers.ADVISORY)
 _UNWRITTEN: Final = replace(peers.ADVISORY, name=f"floor, never written: {peers.ADVISORY.name}")
 _POSTGRESQL_ASYNCIO: Final = (peers.WEBLOCK_ASYNCIO, _UNWRITTEN, peers.GRELMICRO)
 
 TABLES: Final[dict[str, Sequence[Races]]] = {
-    "redis-far": [far(added) for added in ROUND_TRIPS],
+    "redis-far": [partial(far, added) for added in ROUND_TRIPS],
     "redis": [on_redis],
     "redlock": [on_quorum],
     "file": [on_files],
     "postgresql": [on_postgresql],
     "memory": [in_memory],
-    "limit": [limited],
 }
 """The first is that of a network, where users are; the others are on loopback."""
 
@@ -356,6 +321,14 @@ def run(effort: Effort, some: Sequence[Races]) -> list[Race]:
         return races
 
 
+def goals(effort: Effort) -> Iterator[Findings]:
+    """Yield the tables of the races that have a goal: behind a network, and on loopback."""
+    rows = [race.row(effort) for each in TABLES["redis-far"] for race in run(effort, [each])]
+    yield Findings("Behind a network", HEADS, rows)
+    loopback = chain(*(TABLES[name] for name in ("redis", "redlock", "file", "postgresql")))
+    yield Findings("On loopback", HEADS, [race.row(effort) for race in run(effort, [*loopback])])
+
+
 def _case(name: str) -> Case:
     def case(effort: Effort) -> Iterator[Findings]:
         for each in TABLES[name]:
@@ -367,7 +340,7 @@ def _case(name: str) -> Case:
 
 def idle(effort: Effort) -> Iterator[Findings]:
     """Yield the CPU time of 50 waiters in 4 processes while the key is held elsewhere."""
-    seconds, lines = max(1.0, effort.rounds * effort.slice), []
+    seconds, rows = max(1.0, effort.rounds * effort.slice), []
     with ExitStack() as stack:
         server = stack.enter_context(Server())
         file, redis = Target(engine="file"), Target((server.port,))
@@ -380,12 +353,10 @@ def idle(effort: Effort) -> Iterator[Findings]:
         )
         on_redis = (peers.WEBLOCK, peers.WEBLOCK_ASYNCIO, *_BLOCKING[1:3], peers.REDIS_PY_ASYNCIO)
         for where, target, compared in (("file", file, embedded), ("Redis", redis, on_redis)):
-            for contender in peers.installed(compared, target):
-                share = _idle_share(contender, seconds)
-                lines.append(Line(f"{where}: {contender.name}", [f"{share:.2%}"]))
-    yield Findings(
-        "50 idle waiters in 4 processes", ["CPU, share of one core"], lines, compares=False
-    )
+            for peer in (each for each in compared if each.installed):
+                share = _idle_share(peer.at(target), seconds)
+                rows.append([f"{where}: {peer.name}", f"{share:.2%}"])
+    yield Findings("50 idle waiters in 4 processes", ["CPU, share of one core"], rows)
 
 
 def _idle_share(contender: Contender, seconds: float) -> float:
@@ -394,11 +365,16 @@ def _idle_share(contender: Contender, seconds: float) -> float:
         crew = Crew(contender, directory, 5)
         with crew.working():
             start = time.monotonic() + 0.2
-            held = Job(1, start, start, work=1.5 + seconds, limit=1)
-            waiting = Job(0, start + 0.5, start + 1 + seconds, settle=0.5, limit=1)
-            jobs = [replace(waiting, waiters=share) for share in shares(50, 4)]
-            _, *outcomes = crew.run([held, *jobs])
-    return sum(outcome.cpu for outcome in outcomes) / seconds
+            held = Job(1, start, start + 0.1, work=1.5 + seconds)
+            waiting = Job(0, start + 0.5, start + 1)  # Each begins to wait, and then gets it once.
+            crew.start([held, *(replace(waiting, waiters=share) for share in shares(50, 4))])
+            pids = [process.pid or 0 for process in crew.processes[1:]]
+            time.sleep(1.2)
+            before = sum(map(machine.cpu_seconds, pids))
+            time.sleep(seconds)
+            spent = sum(map(machine.cpu_seconds, pids)) - before
+            crew.visits()
+    return spent / seconds
 
 
 CASES: Final[dict[str, Case]] = {**{name: _case(name) for name in TABLES}, "idle": idle}

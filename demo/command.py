@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import importlib.util
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -34,8 +33,7 @@ def run() -> int:
     """Tells the story. Returns the exit status."""
     options = _arguments()
     logging.getLogger("weblock").setLevel(logging.CRITICAL)  # The demo itself says what went wrong.
-    plain = options.no_color or bool(os.environ.get("NO_COLOR"))
-    console = Console(force_terminal=False if plain else None, highlight=False)
+    console = Console(highlight=False)
     workers, picture = options.workers, options.picture
     if options.versions:
         requests = options.requests or 24
@@ -107,9 +105,6 @@ def _arguments() -> argparse.Namespace:
         default=4,
         metavar="N",
         help="servers of the application (4)",
-    )
-    parser.add_argument(
-        "--no-color", action="store_true", help="plain text; so does NO_COLOR, and a pipe"
     )
     parser.add_argument(
         "--versions",

@@ -121,7 +121,7 @@ def test_it_shows_the_race_and_its_end(
     the frameworks.
     """
     options = () if name == "file" else ("--engine", name, "--workers", "2")
-    running = demo("--no-color", "--framework", framework, *options)
+    running = demo("--framework", framework, *options)
     output, errors = running.end()
 
     assert running.process.returncode == 0, output + errors
