@@ -46,12 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
                 for findings in CASES[name](effort):
                     show(str(findings))
                     found.append(findings)
-                show(f"{conditions}\n")
+                about = str(conditions)  # Before the page is changed.
+                show(f"{about}\n")
                 if asked.write:
-                    text = "\n".join([f"{conditions}\n", *map(str, found)])
+                    text = "\n".join([f"{about}\n", *map(str, found)])
                     write_between_marks(PAGE, name, text)
                     if name == "growth":
-                        growth.draw(found, PAGE.with_name("growth.svg"), str(conditions))
+                        growth.draw(found, PAGE.with_name("growth.svg"), about)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
