@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,12 @@ import pytest
 from tests.core.simulation.steps import lines_run_by
 from weblock._core import table
 from weblock._core.ports import Pulse, Reply
-from weblock._core.table import Claim, Held, KeyState
+from weblock._core.table import GONE, Claim, Held, KeyState, Step
 from weblock._runtime.runtimes import BlockingRuntime, drive
 from weblock.stores.codec import from_bytes, to_bytes
 from weblock.stores.file import FileEngine, records
 from weblock.stores.file.processes import Processes
-from weblock.stores.file.records import _FIRST_SLOT, _HEADER, file_of
+from weblock.stores.file.records import _FIRST_SLOT, file_of
 
 LONG = 3600.0
 ROOM = 10_000
@@ -173,42 +174,82 @@ def test_a_waiter_that_comes_again_is_the_last_for_every_process(
     two.engine.close()
 
 
-@pytest.mark.parametrize("what", ["entry", "record"])
-def test_a_torn_write_leaves_the_former_queue(
-    folder: Path, processes: list[Process], what: str
+@pytest.mark.parametrize("what", ["entry", "record", "larger slots"])
+def test_a_process_may_be_killed_wherever_it_writes(
+    folder: Path, processes: list[Process], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Whatever is missing of an entry, or of the record that begins when a slot is full, who waits still waits."""
+    """Whatever is missing of what it wrote, who waits still waits, and all see what another one writes next."""
     one = processes[0]
+    record = folder / f"records-{file_of('k'):02d}"
+    writes: list[tuple[int, bytes]] = []
+    really = os.pwrite
+
+    def pwrite(fd: int, data: bytes, offset: int) -> int:
+        writes.append((offset, data))
+        return really(fd, data, offset)
+
+    def kind() -> str:
+        """With larger slots, a record in the second one is copied into the first."""
+        half = len(before) // 2
+        kinds = ["entry" if offset % half else "record" for offset, _ in writes]
+        return kinds[0] if len(kinds) == 1 else "larger slots" if len(kinds) == 3 else ""
+
+    def act(process: Process, owner: int) -> None:
+        """Join the queue or leave it: the bytes of the latter are the same, whoever writes them."""
+        (process.acquire if what == "larger slots" else process.release)(owner)
+
+    if what == "larger slots":
+        turns = iter(range(1000))
+    else:
+        turns = iter(range(1, 200))
+        for owner in range(200):
+            one.acquire(owner)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    for turn in turns:
+        before = record.read_bytes() if record.exists() else b""
+        writes.clear()
+        act(one, turn)
+        if before and kind() == what:
+            break
+    assert kind() == what
+    all_writes = tuple(writes)
+    monkeypatch.setattr(os, "pwrite", really)
+    for number, (offset, data) in enumerate(all_writes):
+        for cut in (1, 4, 8, 12, 16, 18, 20, 24, 28, 29, len(data) // 2, len(data) - 1, len(data)):
+            if (number + 1, cut) == (len(all_writes), len(data)):
+                break
+            torn = bytearray(before)
+            for at, whole in (*all_writes[:number], (offset, data[:cut])):
+                torn[at : at + len(whole)] = whole
+            with contextlib.ExitStack() as stack:
+                two, three = (Process(folder) for _ in range(2))
+                stack.callback(two.engine.close)
+                stack.callback(three.engine.close)
+                record.write_bytes(before)
+                former = two.look()
+                assert three.look() == former
+                record.write_bytes(torn)
+                assert three.look() == seen_anew(folder) == former
+                act(two, turn)
+                assert three.look() == seen_anew(folder) == two.look() != former
+    assert len(before) > 2 * _FIRST_SLOT or what == "larger slots"
+
+
+def test_a_state_that_was_returned_does_not_change_with_the_file(processes: list[Process]) -> None:
+    """Another thread may be going through its queue."""
+    one, two, _ = processes
+
+    def state() -> KeyState:
+        assert one.engine.home
+        file = one.engine.home.records[file_of("k")]
+        visit = file.run([("k", lambda state, _: Step(state, GONE))], time.monotonic, bool)
+        assert visit
+        return visit.steps[0].state
+
     for owner in range(200):
         one.acquire(owner)
-    record = folder / f"records-{file_of('k'):02d}"
-    half = record.stat().st_size // 2
-    turns = iter(range(200))
-
-    def write() -> tuple[bytes, bytes, int]:
-        """Have one process write, and return the file before and after it, and where they differ."""
-        before = record.read_bytes()
-        one.release(next(turns))
-        after = record.read_bytes()
-        return before, after, next(n for n, byte in enumerate(before) if byte != after[n])
-
-    before, after, start = write()
-    while (start % half < 12) is (what == "entry"):
-        before, after, start = write()
-    start -= start % half if what == "record" else 0
-    length = _HEADER.size + _HEADER.unpack_from(after, start)[2]
-    for cut in (1, 4, 8, 12, 16, 18, 20, 24, 28, 29, length // 2, length - 1):
-        with contextlib.ExitStack() as stack:
-            record.write_bytes(before)
-            two, three = (Process(folder) for _ in range(2))
-            stack.callback(two.engine.close)
-            stack.callback(three.engine.close)
-            former = two.look()
-            record.write_bytes(before[:start] + after[start : start + cut] + before[start + cut :])
-            assert two.look() == three.look() == seen_anew(folder) == former
-            three.acquire(1000 + cut)
-            state = two.look()
-            assert [*former.places, f"{1000 + cut:032x}"] == [*state.places]
-            assert state.grants == former.grants
-            assert seen_anew(folder) == state
-    assert half > _FIRST_SLOT
+    former = state()
+    places = [*former.places]
+    two.release(100)
+    assert [*state().places] == [each for each in places if each != f"{100:032x}"]
+    assert [*former.places] == places
