@@ -66,7 +66,7 @@ def growth(effort: Effort) -> Iterator[Findings]:
             for name, url in urls.items()
             for what, curve in _used(url, sections).items()
         }
-        yield _table("Use of a process ÷ after a tenth, by sections", curves, 1.1)
+        yield _table("Use of a process ÷ after a fifth, by sections", curves, 1.1)
 
 
 CASES: dict[str, Case] = {"growth": growth}
@@ -86,7 +86,7 @@ def draw(found: Sequence[Findings], path: Path, conditions: str) -> None:
         bound = float(findings.rows[0][-1].strip("≤ ").partition(":")[0])
         axes.axhline(bound, color=TOGETHER, ls="--", lw=1, label="goal")
         axes.set_title(findings.title, loc="left", fontsize=10)
-        axes.set(xscale="log", xticks=sizes[:: 3 if len(sizes) > 5 else 1], ylim=(0, None))
+        axes.set(xscale="log", xticks=sizes, ylim=(0, None))
         axes.set_xticks([], minor=True)
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.legend(frameon=False)
@@ -187,13 +187,13 @@ def _many_keys(keys: int, directory: Path) -> Section:
 
 
 def _used(url: str, sections: int) -> dict[str, Curve]:
-    """The memory and the descriptors that this process has, after each tenth of the sections."""
+    """The memory and the descriptors that this process has, after each fifth of the sections."""
     memory, descriptors = Curve(), Curve()
     with Locks.from_url(url) as locks:
         for number in range(1, sections + 1):
             with locks.hold(f"key-{number}"):
                 pass
-            if number % (sections // 10) == 0:
+            if number % (sections // 5) == 0:
                 pages = int(Path("/proc/self/statm").read_text().split()[1])
                 memory[number] = pages * resource.getpagesize()
                 descriptors[number] = len([*Path("/proc/self/fd").iterdir()])
