@@ -86,16 +86,15 @@ class Lock(BaseLock[AsyncLease]):
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Add so many seconds, or have it end in so many, though never before it would have."""
         lease = self._held_for_a_time("extend")
-        longer = self._longer(lease, additional_time) if replace_ttl else additional_time
         with translated(self.name):
-            await lease.extend(longer)
+            await lease.extend(self._longer(lease, additional_time, from_now=replace_ttl))
         return True
 
     async def reacquire(self) -> Literal[True]:
         """Let it end ``timeout`` seconds from now."""
         lease = self._held_for_a_time("reacquire")
         with translated(self.name):
-            await lease.extend(self._longer(lease, self.timeout))
+            await lease.extend(self._longer(lease, self.timeout, from_now=True))
         return True
 
 

@@ -21,8 +21,9 @@ require("weblock.compat.redis", "redis")
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import LockError, LockNotOwnedError
 
-from ..._adapting import close
+from ..._adapting import close, holdings_of
 from ..._api import BaseLease, BaseLocks
+from ..._core.holding import MARGIN
 from ..._options import HoldOptions
 from ..._platform.threads import end_later
 from ...errors import ConfigurationError, EngineUnavailable, InvalidKey, LeaseLost
@@ -105,9 +106,14 @@ class BaseLock(Generic[L]):
             raise self._error(f"Cannot {what} a lock with no timeout")
         return lease
 
-    def _longer(self, lease: L, seconds: float | None) -> float:
-        """Return by how much to extend a lease that is to end in so many seconds."""
-        return max(0.0, (seconds or 0.0) - lease.remaining())
+    def _longer(self, lease: L, seconds: float | None, *, from_now: bool) -> float:
+        """Return by how much to extend a lease whose key is to end so much later, or in so many seconds.
+
+        The holder of one of weblock's relies on it for a little less.
+        """
+        drift = max((each.terms.drift for each in holdings_of(lease)), default=0.0)
+        relied_on = (seconds or 0.0) * (1 - drift)
+        return max(0.0, relied_on - MARGIN - lease.remaining()) if from_now else relied_on
 
     def _error(self, message: str) -> LockError:
         return _named(LockError(message), self.name)
