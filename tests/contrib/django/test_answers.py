@@ -340,6 +340,29 @@ def test_a_locked_method_that_a_handler_calls_authenticates_no_further_time(serv
     assert authenticated == ["/items"]
 
 
+@pytest.mark.django_db
+def test_a_view_that_authenticates_when_its_user_is_read_leaves_the_user_on_the_request(
+    serve: Any,
+) -> None:
+    """Also if a key function reads it first: middleware and logs read it on Django's request."""
+    User.objects.create_user("ada", password="right", pk=7)
+
+    class Order(UpdateAPIView):
+        authentication_classes = (BasicAuthentication,)
+
+        def perform_authentication(self, request: Any) -> None:
+            """Authenticate lazily, as REST framework documents."""
+
+        @lock(lambda request: f"user:{request.user.pk}")
+        def update(self, request: Any, *args: Any, **kwargs: Any) -> Response:
+            return Response(request.user.pk)
+
+    serve(items=Order.as_view())
+    sent = b64encode(b"ada:right").decode()
+    response = Client().put("/items", headers={"Authorization": f"Basic {sent}"})
+    assert (response.json(), response.wsgi_request.user.pk) == (7, 7)
+
+
 @pytest.mark.parametrize("accept", ["application/json", "text/html"])
 def test_a_lost_lease_is_told_in_the_same_way(accept: str, serve: Any, settings: Any) -> None:
     """What is said after the view, instead of its response, has the form of what is said before it."""

@@ -278,7 +278,10 @@ def rest_user(request: HttpRequest, given: Iterable[object]) -> Iterator[None]:
             # By their own types, so that what is lazy is not read.
             begun: Any = next((each for each in given if issubclass(type(each), Request)), None)
             if begun is not None:
-                return begun.user
+                user: object = begun.user
+                # It does not authenticate again, so the user that it has put there stays.
+                before.update({name: vars(request).get(name) for name in before})
+                return user
             view = rest_view(request)
             own = view.initialize_request(request, *view.args, **view.kwargs)
             APIView.initial(view, own, *view.args, **view.kwargs)
