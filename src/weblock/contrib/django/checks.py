@@ -139,14 +139,17 @@ def _caches_beside(alias: str) -> Iterator[CheckMessage]:
 
 def _database(url: object) -> tuple[str, int] | None:
     """Return the server and the database that a URL of Redis names; ``None`` for any other."""
-    try:
-        found = parse(str(url))
+    text, _, query = str(url).partition("?")
+    named = [each for each in query.split("&") if each.startswith("db=")]
+    try:  # The other options may be those of redis-py.
+        found = parse("?".join([text, *named[:1]]))
     except (ConfigurationError, KeyError):
         return None
     address = found.addresses[0]
     if address.host in ("127.0.0.1", "::1"):
         address = address._replace(host="localhost")
-    return str(address), found.db
+    server = str(address)
+    return server if found.scheme == "unix" else server.lower(), found.db
 
 
 def check_deployment(**_kwargs: object) -> list[CheckMessage]:
