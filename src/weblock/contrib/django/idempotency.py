@@ -80,7 +80,7 @@ def idempotent(
         using: The database of the view's work, which has the table of answers. Work in another one is
             not part of the transaction.
         alias: Which entry of ``WEBLOCK`` to use.
-        **options: ``wait``, ``header``, ``keep``, ``max_answers`` and ``max_body``: see ``IdempotencyOptions``.
+        **options: ``wait``, ``keep``, ``max_answers`` and ``max_body``: see ``IdempotencyOptions``.
 
     Raises:
         ConfigurationError: An option cannot work; or, at a request, a transaction has begun before.
