@@ -123,12 +123,12 @@ def watch_function(path: str) -> Watch:
         try:
             owner = pkgutil.resolve_name(parent)
             function = getattr(owner, name)
-        except (ImportError, AttributeError, ValueError):
-            function = None
-        if not callable(function):
-            raise LookupError(  # noqa: TRY004 - as for a name that is not there
-                f"inside={path!r} names no function, as 'shop.orders.create_item' would"
-            )
+            if not callable(function):
+                raise TypeError(f"{path} cannot be called")
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
+            raise LookupError(
+                f"inside={path!r} names no function, as 'shop.orders.create_item' would: {error}"
+            ) from error
         asynchronous = inspect.iscoroutinefunction(function)
         watched = sections.lingering(function, asynchronous=asynchronous)
         watched = sections.noted(watched, asynchronous=asynchronous)
