@@ -695,9 +695,10 @@ async def test_a_connection_without_a_session_is_warned_of(database, url, caplog
     assert len(told) == 1
 
 
+@pytest.mark.parametrize("decides", ["by statement", "by flushing"])
 @pytest.mark.parametrize("when", ["before the lock", "inside the lock"])
-async def test_a_session_that_reads_from_a_replica_is_warned_of(
-    database, url, caplog, request, when
+async def test_a_session_that_reads_from_a_replica_is_warned_of(  # noqa: PLR0917 - fixtures
+    database, url, caplog, request, when, decides
 ):
     """Its get_bind sends reads and writes to different engines."""
     replica = create_engine(database.url)
@@ -705,7 +706,7 @@ async def test_a_session_that_reads_from_a_replica_is_warned_of(
     class Routing(Session):
         def get_bind(self, mapper=None, *, clause=None, **_options):
             writes = clause is not None and clause.is_dml
-            return database if self._flushing or writes else replica
+            return database if self._flushing or (decides == "by statement" and writes) else replica
 
     Routing.__qualname__ = request.node.name  # Each kind of session is told of once.
 

@@ -77,13 +77,15 @@ Loaded = list[tuple[Any, dict[str, object]]]
 class _Transaction:
     """What a session has done in its current transaction."""
 
-    __slots__ = ("connections", "session", "statement")
+    __slots__ = ("connections", "flushed", "session", "statement")
 
     def __init__(self, session: Session) -> None:
         self.session = weakref.ref(session)
         self.connections: list[weakref.ref[Connection]] = []
         self.statement: str | None = None
         """The first statement whose effect a rollback would undo."""
+        self.flushed: tuple[Any, Engine | None] | None = None
+        """A mapper, and where its objects were written inside a lock."""
 
 
 _open: Final[weakref.WeakKeyDictionary[Session, _Transaction]] = weakref.WeakKeyDictionary()
@@ -249,6 +251,9 @@ def _began(session: Session, _transaction: object, connection: Connection) -> No
 @event.listens_for(Session, "after_transaction_end")
 def _ended(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None and (ended := _open.pop(session, None)):
+        if ended.flushed:
+            mapper, writes = ended.flushed
+            _warn_if_other(session, _engine_of(session, mapper=mapper), writes)
         for known in ended.connections:
             connection = known()
             if connection is not None and ONCE not in session.info:  # There it goes on.
@@ -390,15 +395,34 @@ _probe: Final = Table("weblock_probe", MetaData(), Column("id", Integer))
 
 def _look_for_replica(session: Session) -> None:
     """Warn of a session whose ``get_bind`` sends SELECTs and UPDATEs to different databases."""
-    get_bind: Callable[..., Engine | Connection] = type(session).get_bind
-    if get_bind is Session.get_bind:
-        return
+    if _routes(session):
+        reads = _engine_of(session, clause=select(_probe))
+        _warn_if_other(session, reads, _engine_of(session, clause=update(_probe)))
+
+
+@event.listens_for(Session, "after_flush")
+def _flushed(session: Session, _context: object) -> None:
+    """Note where a session writes: a ``get_bind`` may decide by whether the session is flushing."""
+    transaction, book = _open.get(session), current_book()
+    if transaction and book and book.keys and _routes(session):
+        for each in (*session.new, *session.dirty, *session.deleted):
+            mapper = inspect(each).mapper
+            transaction.flushed = mapper, _engine_of(session, mapper=mapper)
+
+
+def _routes(session: Session) -> bool:
+    return type(session).get_bind is not Session.get_bind
+
+
+def _engine_of(session: Session, **asked: Any) -> Engine | None:
     try:
-        reads = get_bind(session, clause=select(_probe)).engine
-        writes = get_bind(session, clause=update(_probe)).engine
+        return type(session).get_bind(session, **asked).engine
     except Exception:  # noqa: BLE001 - it is the application's, and may need more to decide
-        return
-    if reads.pool is not writes.pool:
+        return None
+
+
+def _warn_if_other(session: Session, reads: Engine | None, writes: Engine | None) -> None:
+    if reads and writes and reads.pool is not writes.pool:
         _warn_once(
             "%s.get_bind sends reads to %s and writes to %s. A replica may lag behind: inside a lock it"
             " returns outdated rows, and updates are lost. Use a session for locked requests that reads from"
