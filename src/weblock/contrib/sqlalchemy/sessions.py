@@ -31,6 +31,7 @@ import sys
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from itertools import chain
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -395,29 +396,29 @@ _probe: Final = Table("weblock_probe", MetaData(), Column("id", Integer))
 
 def _look_for_replica(session: Session) -> None:
     """Warn of a session whose ``get_bind`` sends SELECTs and UPDATEs to different databases."""
-    if _routes(session):
-        reads = _engine_of(session, clause=select(_probe))
-        _warn_if_other(session, reads, _engine_of(session, clause=update(_probe)))
+    reads = _engine_of(session, clause=select(_probe))
+    _warn_if_other(session, reads, _engine_of(session, clause=update(_probe)))
 
 
 @event.listens_for(Session, "after_flush")
 def _flushed(session: Session, _context: object) -> None:
     """Note where a session writes: a ``get_bind`` may decide by whether the session is flushing."""
     transaction, book = _open.get(session), current_book()
-    if transaction and book and book.keys and _routes(session):
-        for each in (*session.new, *session.dirty, *session.deleted):
+    if transaction and book and book.keys:
+        for each in chain(session.new, session.dirty, session.deleted):
             mapper = inspect(each).mapper
             transaction.flushed = mapper, _engine_of(session, mapper=mapper)
-
-
-def _routes(session: Session) -> bool:
-    return type(session).get_bind is not Session.get_bind
+            return
 
 
 def _engine_of(session: Session, **asked: Any) -> Engine | None:
+    """Return where a session's own ``get_bind`` sends it; ``None`` if it has none, or needs more to decide."""
+    get_bind = type(session).get_bind
+    if get_bind is Session.get_bind:
+        return None
     try:
-        return type(session).get_bind(session, **asked).engine
-    except Exception:  # noqa: BLE001 - it is the application's, and may need more to decide
+        return get_bind(session, **asked).engine
+    except Exception:  # noqa: BLE001 - it is the application's
         return None
 
 
