@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
         effort = replace(effort, rounds=asked.rounds)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with machine.awake():
+        with ExitStack() as stack:
+            stack.enter_context(machine.awake())
+            if asked.before:
+                before = stack.enter_context(machine.checked_out(asked.before))
+                effort = replace(effort, before=before)
             for name in names:
                 conditions = machine.Conditions()
                 found = []
@@ -82,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
         "--quick",
         action="store_true",
         help="short slices, of which the fastest count: ratios that are of use on a busy machine",
+    )
+    parser.add_argument(
+        "--before", metavar="COMMIT", help="let weblock as it was at this commit race along"
     )
     parser.add_argument("--rounds", type=int, help="so many slices for each contender")
     return parser

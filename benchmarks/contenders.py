@@ -45,6 +45,8 @@ class Blocking:
 
     name: str
     open: Callable[[Path], Section]
+    sources: Path | None = None
+    """Where its processes import weblock from, if not from this checkout."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Asyncio:
 
     name: str
     open: Callable[[Path], AsyncSection]
+    sources: Path | None = None
 
 
 Contender = Blocking | Asyncio
@@ -93,10 +96,11 @@ class Peer:
     kind: type[Blocking | Asyncio]
     open: Callable[[Target, Path], Any]
     module: str = ""
+    sources: Path | None = None
 
     def at(self, target: Target) -> Contender:
         """It, on these servers."""
-        return self.kind(self.name, partial(self._opened, target))
+        return self.kind(self.name, partial(self._opened, target), self.sources)
 
     def _opened(self, target: Target, directory: Path) -> Any:
         if target.own_keys:

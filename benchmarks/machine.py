@@ -8,6 +8,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -25,6 +26,29 @@ def scratch() -> Iterator[Path]:
     """A directory for one case, gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="weblock-benchmark-") as directory:
         yield Path(directory)
+
+
+@contextlib.contextmanager
+def checked_out(commit: str) -> Iterator[Path]:
+    """The sources of the package at a commit, gone afterwards. Raises if git has no such commit."""
+    with scratch() as directory:
+        archive = directory / "src.tar"
+        subprocess.run(["git", "archive", f"--output={archive}", commit, "src"], check=True)
+        with tarfile.open(archive) as packed:
+            packed.extractall(directory, filter="data")
+        yield directory / "src"
+
+
+@contextlib.contextmanager
+def importing_from(sources: Path | None) -> Iterator[None]:
+    """Processes that are started here import from there first: they get the path of their parent."""
+    path = [*sys.path]
+    if sources:
+        sys.path.insert(0, str(sources))
+    try:
+        yield
+    finally:
+        sys.path[:] = path
 
 
 @contextlib.contextmanager

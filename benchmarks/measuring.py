@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from .report import Findings
@@ -21,6 +22,8 @@ class Effort:
     """Seconds in which each contender has the machine for itself."""
     fastest: bool = False
     """Whether the fastest slices count, which other work has disturbed least, and not the median."""
+    before: Path | None = None
+    """The sources of an earlier weblock, which has slices of its own."""
 
     def ratio(self, ours: Sequence[float], theirs: Sequence[float]) -> float:
         """Return our rate over theirs: of the fastest slices, or the median of the rounds.

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from .measuring import Case, Effort, Slice, compete, shares
 from .report import Findings, at_least
 from .workers import Crew, Job
 
-HEADS: Final = ("floor", "best peer", "weblock", "Jain", "server µs", "goal")
+HEADS: Final = ("floor", "best peer", "weblock", "÷ before", "Jain", "server µs", "goal")
 
 ROUND_TRIPS: Final = (0.0002, 0.0005, 0.001)
 """Seconds that the network adds to a round trip."""
@@ -55,6 +56,11 @@ class Racer:
     def is_floor(self) -> bool:
         """Whether it is no lock to be used, but what bare code needs for the same job."""
         return self.name.startswith("floor")
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether it is weblock as it was at an earlier commit."""
+        return self.crew.contender.sources is not None
 
     @property
     def rates(self) -> list[float]:
@@ -99,8 +105,9 @@ class Race:
 
     def row(self, effort: Effort) -> list[str]:
         """Return what the slices come to: a row below ``HEADS``."""
-        ours, base, *_ = self.racers
-        others = [each for each in self.racers[1:] if not each.is_floor]
+        ours, base = self.racers[:2]
+        before = [each for each in self.racers if each.is_earlier]
+        others = [each for each in self.racers[1:] if not (each.is_floor or each.is_earlier)]
         best = max(others, key=lambda each: effort.ratio(each.rates, base.rates), default=base)
         base = best if self.against_best else base
         floors = [each for each in self.racers if each.is_floor and each is not base]
@@ -112,6 +119,7 @@ class Race:
             *([f"{effort.ratio(each.rates, base.rates):.2f}" for each in floors[:1]] or [""]),
             f"{effort.ratio(best.rates, base.rates):.2f} {best.name}" if others else "",
             f"{share:.2f}",
+            *([f"{effort.ratio(ours.rates, each.rates):.2f}" for each in before] or [""]),
             f"{ours.jain:.3f}" if self.waiters > 1 and not self.target.own_keys else "",
             f"{took:.1f}" if took else "",
             at_least(self.goal, share),
@@ -136,8 +144,9 @@ class Race:
 class Course:
     """What the races of one run have in common: servers, and processes that are started once."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, before: Path | None = None) -> None:
         self._stack = stack
+        self._before = before
         self._crews: dict[tuple[Peer, Target, int], Crew] = {}
 
     @cached_property
@@ -179,9 +188,10 @@ class Course:
         **options: Any,
     ) -> Race:
         """Return a race of those that are installed, all of them ``delay`` away in each direction."""
-        racers = [
-            Racer(self._crew(peer, target, processes, delay)) for peer in compared if peer.installed
-        ]
+        racing = [peer for peer in compared if peer.installed]
+        if self._before:
+            racing.append(replace(compared[0], name="weblock, before", sources=self._before))
+        racers = [Racer(self._crew(peer, target, processes, delay)) for peer in racing]
         return Race(title, racers, goal, target, **options)
 
     def _crew(self, peer: Peer, target: Target, processes: int, delay: float) -> Crew:
@@ -307,7 +317,7 @@ TABLES: Final[dict[str, Sequence[Races]]] = {
 def run(effort: Effort, some: Sequence[Races]) -> list[Race]:
     """Measure races, in turn."""
     with ExitStack() as stack:
-        course = Course(stack)
+        course = Course(stack, effort.before)
         races = [*chain(*(each(course) for each in some))]
         races = [race for race in races if len(race.racers) > 1]
         for race in races:  # Opens everything.

@@ -18,9 +18,11 @@ class Findings(NamedTuple):
     rows: Sequence[Sequence[str]]
 
     def __str__(self) -> str:
-        """The table in Markdown."""
+        """The table in Markdown, without the columns that are empty."""
         ruler = ["---", *["---:"] * len(self.heads)]
-        lines = [f"| {' | '.join(cells)} |" for cells in (["", *self.heads], ruler, *self.rows)]
+        columns = zip(["", *self.heads], ruler, *self.rows, strict=True)
+        filled = [column for column in columns if any(column[2:])]
+        lines = [f"| {' | '.join(cells)} |" for cells in zip(*filled, strict=True)]
         return "\n".join([f"**{self.title}**", "", *lines, ""])
 
 

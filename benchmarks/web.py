@@ -7,8 +7,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Self
 
@@ -43,6 +44,8 @@ class WebApp:
     bare: str | None = None
     goal: float = 0.0
     """The least share of the requests per second of the bare one."""
+    sources: Path | None = None
+    """Where its process imports weblock from, if not from this checkout."""
 
 
 def _fastapi() -> FastAPI:
@@ -120,7 +123,12 @@ def serve(app: WebApp, told: Connection) -> None:
 def web(effort: Effort) -> Iterator[Findings]:
     """Requests of a trivial endpoint on uvicorn: bare, with the adapters, and with a lock."""
     with ExitStack() as stack:
-        servers = {app.name: stack.enter_context(UvicornServer(app)) for app in APPS}
+        earlier = [
+            replace(app, name=f"{app.name}, before", sources=effort.before)
+            for app in APPS
+            if app.bare and effort.before
+        ]
+        servers = {app.name: stack.enter_context(UvicornServer(app)) for app in (*APPS, *earlier)}
         for server in servers.values():
             server.measure(0.2)  # imports and opens everything
         for _ in range(effort.rounds):
@@ -151,7 +159,8 @@ class UvicornServer:
         ours, theirs = machine.processes.Pipe()
         process = machine.processes.Process(target=serve, args=(self.app, theirs))
         self._stack.enter_context(machine.ended([process]))
-        process.start()
+        with machine.importing_from(self.app.sources):
+            process.start()
         address = ("127.0.0.1", ours.recv())
         assert process.pid
         self._pid = process.pid

@@ -64,8 +64,9 @@ class Crew:
     def working(self) -> Iterator[None]:
         """Starts the processes, and ends them."""
         with machine.ended(self.processes):
-            for process in self.processes:
-                process.start()
+            with machine.importing_from(self.contender.sources):
+                for process in self.processes:
+                    process.start()
             for pipe in self._pipes:
                 pipe.recv()
             yield

@@ -6,12 +6,12 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import growth
+from benchmarks import growth, machine
 from benchmarks.contenders import Blocking, Target
 from benchmarks.measuring import Effort, Slice
 from benchmarks.races import Race, Racer
@@ -43,6 +43,25 @@ def test_a_case_prints_its_tables(case: str, line: str) -> None:
     assert re.search(r"\d{4}-\d\d-\d\d, commit \w+(-dirty)?, \d+ cores", printed)
 
 
+@pytest.mark.skipif(not Path(".git").exists(), reason="an earlier commit needs the repository")
+def test_an_earlier_commit_races_along() -> None:
+    """Whoever changes weblock sees in one run whether it got slower: both have slices in turn."""
+    printed = benchmark("--only=memory", "--before=HEAD")
+    assert "| weblock, before |" in printed
+
+
+def test_processes_import_the_sources_that_they_are_given(tmp_path: Path) -> None:
+    """An earlier weblock is measured by its own sources, not by those of the checkout."""
+    (tmp_path / "weblock").mkdir()
+    (tmp_path / "weblock" / "__init__.py").write_text("raise SystemExit(7)")
+    with machine.importing_from(tmp_path):
+        process = machine.processes.Process(target=import_module, args=("weblock",))
+        process.start()
+    process.join()
+    assert process.exitcode == 7
+    assert str(tmp_path) not in sys.path
+
+
 def test_a_table_replaces_the_one_between_its_marks(tmp_path: Path) -> None:
     """What stands around the marks in a page stays, and a page without them is refused."""
     page = tmp_path / "page.md"
@@ -62,11 +81,11 @@ def slice_of(rate: float) -> Slice:
     return Slice(rate, 1.0, 0.0)
 
 
-def test_a_goal_is_judged_by_the_ratio_to_its_floor_or_to_the_best_peer() -> None:
+def test_a_goal_is_judged_by_the_ratio_to_its_floor_or_to_the_best_peer(tmp_path: Path) -> None:
     """By medians of paired slices, or, on a busy machine, by the fastest slice of each."""
     rates = {"weblock": [90.0, 10.0, 30.0], "floor: raw": [100.0, 20.0, 50.0], "peer": [1.0] * 3}
     racers = [
-        Racer(SimpleNamespace(contender=SimpleNamespace(name=name)), list(map(slice_of, each)))  # type: ignore[arg-type]
+        Racer(Crew(Blocking(name, lambda _: nullcontext), tmp_path, 0), list(map(slice_of, each)))
         for name, each in rates.items()
     ]
     race = Race("a case", racers, 0.8, Target())
@@ -74,9 +93,13 @@ def test_a_goal_is_judged_by_the_ratio_to_its_floor_or_to_the_best_peer() -> Non
     race.against_best = True
 
     goal = "≥ 0.8: not met"
-    assert paired == ["a case ÷ raw", "", "0.02 peer", "0.60", "", "", goal]
-    assert fastest[3:] == ["0.90", "", "", "≥ 0.8: met"]
+    assert paired == ["a case ÷ raw", "", "0.02 peer", "0.60", "", "", "", goal]
+    assert fastest[3:] == ["0.90", "", "", "", "≥ 0.8: met"]
     assert race.row(Effort(3, 0.1))[1:4] == ["50.00", "1.00 peer", "30.00"]
+
+    earlier = Blocking("weblock, before", lambda _: nullcontext, Path("src"))
+    racers.append(Racer(Crew(earlier, tmp_path, 0), list(map(slice_of, [60.0, 20.0, 15.0]))))
+    assert race.row(Effort(3, 0.1, fastest=True))[2:5] == ["1.00 peer", "90.00", "1.50"]
 
 
 def test_a_run_whose_sections_overlap_ends_with_an_error(tmp_path: Path) -> None:
