@@ -117,7 +117,7 @@ class Race:
         return [
             f"{self.title} ÷ {base.name.removeprefix('floor: ')}",
             *([f"{effort.ratio(each.rates, base.rates):.2f}" for each in floors[:1]] or [""]),
-            f"{effort.ratio(best.rates, base.rates):.2f} {best.name}" if others else "",
+            "" if best is base else f"{effort.ratio(best.rates, base.rates):.2f} {best.name}",
             f"{share:.2f}",
             *([f"{effort.ratio(ours.rates, each.rates):.2f}" for each in before] or [""]),
             f"{ours.jain:.3f}" if self.waiters > 1 and not self.target.own_keys else "",

@@ -95,11 +95,11 @@ def test_a_goal_is_judged_by_the_ratio_to_its_floor_or_to_the_best_peer(tmp_path
     goal = "≥ 0.8: not met"
     assert paired == ["a case ÷ raw", "", "0.02 peer", "0.60", "", "", "", goal]
     assert fastest[3:] == ["0.90", "", "", "", "≥ 0.8: met"]
-    assert race.row(Effort(3, 0.1))[1:4] == ["50.00", "1.00 peer", "30.00"]
+    assert race.row(Effort(3, 0.1))[1:4] == ["50.00", "", "30.00"]
 
     earlier = Blocking("weblock, before", lambda _: nullcontext, Path("src"))
     racers.append(Racer(Crew(earlier, tmp_path, 0), list(map(slice_of, [60.0, 20.0, 15.0]))))
-    assert race.row(Effort(3, 0.1, fastest=True))[2:5] == ["1.00 peer", "90.00", "1.50"]
+    assert race.row(Effort(3, 0.1, fastest=True))[2:5] == ["", "90.00", "1.50"]
 
 
 def test_a_run_whose_sections_overlap_ends_with_an_error(tmp_path: Path) -> None:
