@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from . import growth, idempotency, machine, races, web
+from . import growth, idempotency, instructions, machine, races, web
 from .measuring import Effort
 from .report import show, write_between_marks
 
@@ -18,10 +18,11 @@ CASES = {
     **growth.CASES,
     **races.CASES,
     **web.CASES,
+    **instructions.CASES,
     **idempotency.CASES,
 }
 PAGE = Path("docs/dev/benchmarks.md")
-WRITTEN = ["goals", "growth"]
+WRITTEN = ["goals", "instructions", "growth"]
 """The cases that have a place in the page."""
 
 THOROUGH = Effort(rounds=15, slice=0.4)

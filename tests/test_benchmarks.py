@@ -34,6 +34,7 @@ def benchmark(*arguments: str) -> str:
         ("file", "| SQLite BEGIN IMMEDIATE |"),
         ("postgresql", "never written: pg_advisory_lock, psycopg |"),
         ("web", "| FastAPI, bare |"),
+        ("instructions", "| Redis: weblock, asyncio |"),
     ],
 )
 def test_a_case_prints_its_tables(case: str, line: str) -> None:
