@@ -117,6 +117,10 @@ def test_programs_are_told_of_errors_in_json(run) -> None:
         (["doctor", "redis://:s3cret@x"], "give the engine's URL with --url"),
         (["ping", "again"], "unexpected argument: again"),
         (["lst"], "No such command"),
+        (["bench", "--seconds", "nan"], "'--seconds': nan is not a number"),
+        (["watch", "--interval", "nan"], "'--interval': nan is not a number"),
+        (["watch", "--interval", "inf"], "'--interval': inf is not in the range"),
+        (["release", "k", "--gently", "--timeout", "nan"], "'--timeout': nan is not a number"),
     ],
 )
 def test_what_cannot_work_is_refused(run, arguments: list[str], said: str) -> None:

@@ -135,9 +135,10 @@ def test_a_busy_key_is_not_waited_for(weblock, locks, options, code, said) -> No
         (["sh", "-c", "kill -9 $$"], 137),
         (["/no/such/command"], 127),
         ([str(Path(__file__).parent)], 126),
+        ([""], 126),
         (["sh", "-c", "kill -TERM -$(ps -o pgid= -p $$ | tr -d ' ')"], 143),
     ],
-    ids=["killed", "missing", "not executable", "group"],
+    ids=["killed", "missing", "not executable", "empty", "group"],
 )
 def test_exit_codes_are_those_of_a_shell(weblock, locks, command, code) -> None:
     """A signal's number counts from 128; what cannot be run ends with 126 or 127, and frees the key."""
@@ -267,6 +268,7 @@ def test_commands_hold_a_key_together(weblock, locks, option, beside) -> None:
         (["--wait", "-1"], "'--wait': -1.0 is not in the range"),
         (["--at-least", "9", "--max-hold", "5"], "not be more than --max-hold"),
         (["--ttl", "soon"], "not a valid float"),
+        (["--kill-after", "nan"], "'--kill-after': nan is not a number"),
     ],
 )
 def test_options_that_cannot_work_are_refused(run, options, said) -> None:

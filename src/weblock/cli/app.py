@@ -106,6 +106,9 @@ class Command(click.Command):
         if rest and not ctx.resilient_parsing:
             _refuse_url(rest[0], ctx)
             ctx.fail(f"unexpected argument: {rest[0]}")
+        for each in self.params:
+            if (value := ctx.params.get(str(each.name))) != value:  # It is inside every range.
+                raise click.BadParameter("nan is not a number", ctx, each)
         return rest
 
     def invoke(self, context: click.Context) -> Any:

@@ -375,8 +375,8 @@ class Run:
             self._tend(lease)
             try:
                 self._group.start(arguments, env, lambda status: self._heard.put((status,)))
-            except OSError as error:
-                text = f"{arguments[0]} cannot be run: {error.strerror}"
+            except (OSError, ValueError) as error:  # ``ValueError`` for an empty name.
+                text = f"{arguments[0]} cannot be run: {error.args[-1]}"
                 missing = isinstance(error, FileNotFoundError)
                 shell = Code.NOT_FOUND if missing else Code.NOT_EXECUTABLE
                 return self.ends("not started", text, shell)

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import EngineUnavailable, KeyInfo, Locks, operating
+from .._options import LONGEST
 from .._platform.logs import printable
 from .app import Session, command, pass_session
 
@@ -68,7 +69,13 @@ class Looks:
 
 @command("watch")
 @click.argument("prefix", default="")
-@click.option("--interval", default=1.0, show_default=True, help="Seconds between two updates.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0, LONGEST),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two updates.",
+)
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this number of updates.")
 @click.option("--limit", default=200, show_default=True, help="Maximum number of keys.")
 @pass_session
