@@ -186,6 +186,25 @@ async def test_an_engine_that_is_down_is_shown() -> None:
     assert [each["name"] for each in report["incidents"]] == ["unavailable"]
 
 
+async def test_an_engine_that_cannot_work_is_shown(monkeypatch) -> None:
+    """What an operator has to do, such as to create a table, is on the page, and a 503 of a release."""
+    page = StatusPage("memory://no-table", insecure=True, allow_release=True)
+
+    async def no_table(*_arguments: object, **_options: object) -> None:
+        raise ConfigurationError('relation "weblock_lease" does not exist')
+
+    for name in ("list", "inspect"):
+        monkeypatch.setattr(AsyncLocks, name, no_table)
+    async with client_of(page) as client:
+        stream = client.stream("GET", "/", headers=STREAM)
+        monkeypatch.setattr(page_module, "STREAM", 0.0)
+        async with stream as told_so:
+            lines = [line async for line in told_so.aiter_lines()]
+        refused = await client.post("/", json={"key": "a", "fence": 1})
+    assert "weblock_lease" in json.loads(lines[1].removeprefix("data: "))["error"]
+    assert refused.status_code == 503
+
+
 async def test_waits_and_losses_of_this_process_are_told(url: str, locks: Locks) -> None:
     """What the locks of the process go through on this engine is remembered; other engines' is not."""
     page = StatusPage(locks, insecure=True)
@@ -283,6 +302,7 @@ async def test_release_is_allowed_to_some(url: str, locks: Locks) -> None:
         ({"json": {"key": "a\nb", "fence": 1}}, 400),
         ({"json": {"key": "x" * 20_000, "fence": 1}}, 400),
         ({"content": b"{", "headers": {"content-type": "application/json"}}, 400),
+        ({"content": b"[" * 9_000, "headers": {"content-type": "application/json"}}, 400),
         ({"json": {"key": "free", "fence": 1}}, 409),
     ],
 )

@@ -30,7 +30,7 @@ from ..._platform.forks import reset_after_fork
 from ..._platform.logs import and_others
 from ..._runtime.observing import Observer, observe
 from ...aio import AsyncLocks
-from ...errors import ConfigurationError, EngineUnavailable, InvalidKey, WeblockError
+from ...errors import ConfigurationError, InvalidKey, WeblockError
 from ...events import Event, KeyEvent
 from ...inspection import KeyInfo
 from ...operating import ChangedHands, as_dict, take_away, take_away_async
@@ -169,7 +169,7 @@ class StatusPage:
                 infos += await self._locks.list(limit=LIMIT)
             else:
                 infos += await asyncio.to_thread(self._locks.list, limit=LIMIT)
-        except EngineUnavailable as failure:
+        except WeblockError as failure:
             error = str(failure)
         finally:
             self._next_look = began + EVERY
@@ -233,11 +233,12 @@ class StatusPage:
                 taken = await take_away_async(self._locks, key, fence=fence, by=by)
             else:
                 taken = await asyncio.to_thread(take_away, self._locks, key, fence=fence, by=by)
-        except (ChangedHands, InvalidKey, ValueError) as error:
+        except WeblockError as error:
+            status = 400 if isinstance(error, InvalidKey) else 503
+            await _reply(send, status, {"error": str(error)})
+        except (ChangedHands, ValueError, RecursionError) as error:
             status = 409 if isinstance(error, ChangedHands) else 400
             await _reply(send, status, {"error": str(error)})
-        except WeblockError as error:
-            await _reply(send, 503, {"error": str(error)})
         else:
             await _reply(send, 200, {"released": taken is not None})
 
