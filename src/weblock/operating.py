@@ -84,18 +84,19 @@ def release(
         meant = fences if fence is None else {fence}
         locks.ask_release(key)
         give_up_at = time.monotonic() + gently
-        while held := not _fences_of(locks.inspect(key)).isdisjoint(meant):
-            if time.monotonic() >= give_up_at:
-                break
+        while (left := _fences_of(now := locks.inspect(key)) & meant) and (
+            time.monotonic() < give_up_at
+        ):
             time.sleep(LOOK_AGAIN)
-        if not held:
+        if not left:
             return f"Released {name}, as asked.", None
         if agrees:
             raise NotReleased(
-                f"{name} is still held by {holder_of(info)}, which was asked to release it:"
+                f"{name} is still held by {holder_of(now or info)}, which was asked to release it:"
                 " raise --timeout, or release it with --force",
                 still_held=True,
             )
+        wanted = min(left)  # Others may have released it, as asked.
     elif agrees and not agrees(_question(info)):
         raise NotReleased("nothing was released")
     taken = take_away(locks, key, fence=wanted, by=by)

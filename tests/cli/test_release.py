@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
 from tests.support.busy import busy
 from tests.support.waiting import PATIENCE
-from weblock import Locks
+from weblock import LeaseLost, Locks
 
 from .programs import Typed
 
@@ -71,6 +73,23 @@ def test_a_holder_goes_on(run, locks: Locks, force: tuple[str, ...], code: int) 
         assert holder_of(locks, "item:1") == (None if force else "web-1")
     assert done.exit_code == code
     assert ("is still held by web-1" in done.stderr) is not bool(force)
+
+
+@pytest.mark.parametrize(("force", "code"), [((), 75), (("--force",), 0)])
+def test_one_of_several_holders_goes_on(
+    run, locks: Locks, monkeypatch, force: tuple[str, ...], code: int
+) -> None:
+    """Where one of two releases the key as asked, the other one is told of, or loses it with --force."""
+    first = locks.acquire("item:1", limit=2, label="web-1")
+    monkeypatch.setattr(Locks, "ask_release", lambda *_: first.release())
+    with ThreadPoolExecutor() as thread:
+        second = thread.submit(locks.acquire, "item:1", limit=2, label="web-2").result()
+    done = run("release", "item:1", "--gently", "--timeout", "0", *force)
+    assert holder_of(locks, "item:1") == (None if force else "web-2")
+    assert done.exit_code == code
+    assert ("web-2" if force else "is still held by web-2,") in done.output
+    with suppress(LeaseLost):
+        second.release()
 
 
 def test_another_holder_is_not_waited_for(run, locks: Locks) -> None:
