@@ -116,9 +116,9 @@ def _is_of_redis(value: object) -> bool:
 def parts_of(url: str) -> tuple[str, str, str]:
     """Return the user and password of a URL, its place, and its options.
 
-    Raises ``ConfigurationError`` for an ``@`` after a ``?``. It may belong to an option, or end a
-    password that contains the ``?``: by the wrong guess, a part of the URL would become the server
-    to which the password is sent.
+    Raises ``ConfigurationError`` for a server with a name that no host can have, and for an ``@``
+    after a ``?``. It may belong to an option, or end a password that contains the ``?``: by the wrong
+    guess, a part of the URL would become the server to which the password is sent.
     """
     scheme, _, rest = url.partition("://")
     rest, _, query = rest.partition("?")
@@ -128,6 +128,14 @@ def parts_of(url: str) -> tuple[str, str, str]:
             " %3F for a '?' in a password"
         )
     userinfo, _, place = rest.rpartition("@")
+    for name in re.findall(r"(?:^|,)([^:,/%]+)", place.partition("/")[0]):
+        try:
+            name.encode("idna")  # As every lookup does. Drivers pass its error on as it is.
+        except UnicodeError as error:
+            raise ConfigurationError(
+                f"the {scheme}:// URL names the server {name!r:.80}, and no host can have that name:"
+                " write 1 to 63 characters between two dots"
+            ) from error
     return userinfo, place, query
 
 
