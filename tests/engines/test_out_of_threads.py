@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from errno import EMFILE
 
 import pytest
 from redis import exceptions
@@ -249,6 +251,25 @@ def test_a_session_that_cannot_begin_is_an_outage_of_zookeeper(
     with pytest.raises(EngineUnavailable, match="could not be started"):
         engine.session()
     no_threads()
+    assert engine.session() is engine.session()
+    engine.close()
+
+
+def test_a_session_that_gets_no_descriptors_is_an_outage_of_zookeeper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each attempt leaves no thread behind, and the next caller begins anew."""
+
+    def none_left() -> None:
+        raise OSError(EMFILE, "Too many open files")
+
+    before = set(threading.enumerate())
+    engine = open_engine("zookeeper://127.0.0.1:1/locks")
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socketpair", none_left)
+        with pytest.raises(EngineUnavailable, match=r"could not be started.*Too many open files"):
+            engine.session()
+    assert set(threading.enumerate()) <= before
     assert engine.session() is engine.session()
     engine.close()
 

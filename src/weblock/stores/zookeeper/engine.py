@@ -74,8 +74,8 @@ class ZooKeeperEngine(Engine):
                 try:
                     self._opens = True
                     self._session = self.new_session(self.settings)
-                except RuntimeError as error:
-                    reason = f"its threads could not be started: {error}"
+                except (RuntimeError, OSError) as error:  # No more threads, or no more descriptors.
+                    reason = f"its session could not be started: {error}"
                     raise EngineUnavailable(self.name, reason) from error
                 finally:
                     self._opens = False
@@ -95,9 +95,11 @@ class ZooKeeperEngine(Engine):
         with suppress(KazooException, OSError):
             told = session.client.command(b"srvr")
         version, mode = re.search(r"version: ([\w.]+)", told), re.search(r"Mode: (\w+)", told)
-        text = "It does not report its version (4lw.commands.whitelist has no srvr)."
-        if version and mode:
-            text = f"It is ZooKeeper {version[1]}, and this server is a {mode[1]}."
+        text = (
+            f"It is ZooKeeper {version[1]}, and this server is a {mode[1]}."
+            if version and mode
+            else "It does not report its version (4lw.commands.whitelist has no srvr)."
+        )
         yield Finding("version", text)
         count = len(settings.hosts)
         text = f"The URL names {several(count, 'server')}."

@@ -142,7 +142,7 @@ class Session:
         self.client.add_listener(self._changed)
         try:
             self.client.start_async()
-        except RuntimeError:  # It had a thread for one part, perhaps, and not for another.
+        except (RuntimeError, OSError):  # Perhaps one part had a thread, and another had none.
             with contextlib.suppress(AttributeError):  # It expects to have begun.
                 self._close()
             raise
