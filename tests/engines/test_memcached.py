@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,10 +26,12 @@ from weblock import (
 from weblock._core.ports import Pulse
 from weblock._core.table import Claim, Held, Waiting
 from weblock._runtime.runtimes import BlockingRuntime, drive
-from weblock.stores.memcached import open_engine
+from weblock.stores.findings import refuse
+from weblock.stores.memcached import open_engine, parse
 from weblock.stores.memcached.engine import LONGEST_PAUSE, MemcachedEngine, Poller
 from weblock.stores.memcached.items import ItemCells
-from weblock.stores.memcached.server import Client, begin_generation
+from weblock.stores.memcached.server import Client, begin_generation, examine
+from weblock.stores.transport.failures import Unfit
 
 LONG = 60.0
 
@@ -182,6 +185,12 @@ class TestServers:
             with Locks.from_url(server.url(allow_eviction="true", recovery="off")) as locks:
                 locks.acquire("key", wait=0).release()
 
+    def test_one_that_does_not_say_whether_it_evicts_is_refused(self) -> None:
+        """Other servers with the same protocol may not report the setting."""
+        silent: Any = SimpleNamespace(stats=lambda *_: {})
+        with pytest.raises(Unfit, match="might evict"):
+            refuse(examine(silent, parse("memcached://h")))
+
     def test_a_lease_that_is_thrown_away_is_told(self) -> None:
         """Where a server may evict, the former holder finds out when it asks, and the fence is larger."""
         with Memcached(*SMALL) as server:
@@ -217,7 +226,7 @@ class TestServers:
         with Memcached("-M", "-C") as server, Locks.from_url(server.url()) as locks, refused:
             locks.acquire("key", wait=0)
 
-    @pytest.mark.parametrize("how", ["flush", "restart"])
+    @pytest.mark.parametrize("how", ["flush", "flush and reset", "restart"])
     def test_one_that_has_forgotten_grants_nothing_for_a_while(self, how: str) -> None:
         """After a restart or a flush nobody gets a key before its former holder is told, and fences go on."""
         with Memcached("-M") as server:
@@ -228,8 +237,10 @@ class TestServers:
                 Locks(open_engine(url), ttl=3) as other,
             ):
                 lease = _as_soon_as_it_grants(holder)
-                if how == "flush":
+                if "flush" in how:
                     assert server.ask(b"flush_all") == b"OK"
+                    if "reset" in how:  # Then the server counts no flush, nor anything else.
+                        assert server.ask(b"stats reset") == b"RESET"
                 else:
                     server.kill()
                     server.start()
@@ -396,6 +407,7 @@ class TestServers:
         ("memcached://h:0", "names no server"),
         ("memcached://h:99999", "names no server"),
         ("memcached://h/path", "names no server"),
+        ("memcached://a..b", "names the server 'a..b'"),
         ("memcached://joe:secret@h", "no such login"),
         ("memcached://a,b", "several servers"),
         ("memcached://h?ttl=3", "no memcached option 'ttl'"),

@@ -68,15 +68,18 @@ def examine(client: Client, settings: Settings) -> Iterator[Finding]:
     if options.get(b"cas_enabled") in (b"no", False, 0):
         yield problem("cas", "It was started with -C, but locks need CAS.", "Start it without -C.")
     text = "It keeps nothing on disk: a restart loses all leases"
-    if settings.recovery.seconds:
-        text += f", after which it grants none for {settings.recovery.seconds:g} s (recovery)."
-        yield Finding("persistence", text)
-    else:
-        text += (
-            ", and recovery=off lets it grant their keys again at once, while their holders run."
+    if pause := settings.recovery.seconds:
+        yield Finding(
+            "persistence", f"{text}, after which it grants none for {pause:g} s (recovery)."
         )
-        yield warning("persistence", text, "Leave recovery at its default.")
-    if options.get(b"evictions") != b"on":
+    else:
+        yield warning(
+            "persistence",
+            f"{text}, and recovery=off lets it grant their keys again at once, while their holders"
+            " run.",
+            "Leave recovery at its default.",
+        )
+    if options.get(b"evictions") == b"off":
         yield Finding("eviction", "It never evicts a lease (-M).")
     elif settings.allow_eviction:
         yield warning(
@@ -93,21 +96,27 @@ def examine(client: Client, settings: Settings) -> Iterator[Finding]:
             " ?allow_eviction=true.",
         )
     used, most = facts.get(b"bytes", 0), facts.get(b"limit_maxbytes", 0)
-    text = f"It uses {bytes_of(used)} of {bytes_of(most)}."
-    yield share("memory", text, used, most, "Raise -m.")
+    yield share("memory", f"It uses {bytes_of(used)} of {bytes_of(most)}.", used, most, "Raise -m.")
     used, most = facts.get(b"curr_connections", 0), facts.get(b"max_connections", 0)
-    text = f"It has {used} of {most} connections in use."
-    yield share("connections", text, used, most, "Raise -c.")
+    yield share(
+        "connections", f"It has {used} of {most} connections in use.", used, most, "Raise -c."
+    )
 
 
 def begin_generation(client: Client, name: str) -> None:
     """Begin the generation of a server that is new to us, or has lost its data.
 
     Its name says at which uptime that was, and is told apart from all others.
+
+    The server's counters show that it has lost nothing since it was started. ``stats reset`` sets them to
+    zero, after a flush, say. They are therefore believed only if they account for each change of an item:
+    the server numbers these for ``cas``, and goes on counting.
     """
-    stats = client.stats()
+    client.set(last := f"{name}-last", b"", 60)
+    changes, stats = float(client.gets(last)[1] or "inf"), client.stats()
     lost_at = int(stats.get(b"uptime", 0))
-    if stats.get(b"cmd_flush") == stats.get(b"evictions") == 0:
+    counted = sum(stats.get(each, 0) for each in (b"cmd_set", b"incr_hits", b"decr_hits"))
+    if stats.get(b"cmd_flush") == stats.get(b"evictions") == 0 and changes <= counted:
         lost_at = min(lost_at, UPTIME_AHEAD)  # Not since it was started.
     client.add(name, b"%d-%s" % (lost_at, os.urandom(8).hex().encode()))
 
