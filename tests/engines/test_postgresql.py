@@ -24,7 +24,8 @@ from weblock import (
     Locks,
     LockTimeout,
 )
-from weblock._core.ports import CheckAgain, Granted, Message
+from weblock._core.ports import CheckAgain, Granted, Message, Pulse
+from weblock._core.table import Claim
 from weblock._runtime.runtimes import drive
 from weblock.cli.app import app
 from weblock.stores.postgresql.engine import PostgreSQLEngine
@@ -458,6 +459,41 @@ class TestFaults:
         finally:
             engine.close()
             server.execute("ALTER ROLE postgres RESET synchronous_commit")
+
+    def test_only_what_must_last_waits_for_the_disk(self, server) -> None:
+        """A grant, a hand-over and a renewal are on the disk; a release and a place need not be.
+
+        A trigger that is deferred to the commit sees how the transaction ends.
+        """
+        url = f"{server.url()}?create=true&table=flushes"
+        with Locks.from_url(url, ttl=LONG, wait=PATIENCE) as locks:
+            locks.acquire("other").release()
+            server.execute(
+                "CREATE TABLE commits (number serial, setting text)",
+                """CREATE FUNCTION noted() RETURNS trigger AS $$ BEGIN
+                    INSERT INTO commits (setting) VALUES (current_setting('synchronous_commit'));
+                    RETURN NULL;
+                END $$ LANGUAGE plpgsql""",
+                """CREATE CONSTRAINT TRIGGER noted AFTER INSERT OR UPDATE ON flushes
+                    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION noted()""",
+            )
+            store = locks._locker.store  # type: ignore[attr-defined]
+            for work in (
+                store.acquire("key", Claim("a", "", LONG, ""), room=9),
+                store.acquire("key", Claim("b", "", LONG, ""), room=9),
+                store.release("key", "a"),
+                store.refresh([Pulse("key", "b", LONG)]),
+                store.release("key", "b"),
+                store.acquire("key", Claim("c", "", LONG, "", limit=2), room=9),
+                store.release("key", "c"),
+                store.release("key", "d", void=LONG),
+            ):
+                drive(work)
+            with psycopg.connect(server.url()) as connection:
+                seen = connection.execute("SELECT setting FROM commits ORDER BY number").fetchall()
+            assert [setting == "on" for (setting,) in seen] == [
+                True, False, True, True, False, True, False, True,
+            ]  # fmt: skip
 
     def test_a_server_that_hangs_is_given_up_in_time(self, server) -> None:
         """On both APIs, a statement that has no answer ends with the timeout, and so does the wait."""

@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import psycopg
 
 from ..._core.ports import Found, Granted, Reply, Runtime, Texts
-from ..._core.table import Claim, Grant, Held, KeyState, Moment, Place, Step, Voided
+from ..._core.table import (
+    Claim,
+    Grant,
+    Held,
+    KeyState,
+    Moment,
+    Place,
+    Released,
+    Step,
+    Voided,
+    Waiting,
+)
 from ...errors import ConfigurationError, EngineRecovering, EngineUnavailable
 from .. import codec
 from ..cells import (
@@ -190,8 +201,15 @@ class RowCells(RacingCells):
         """Do the most common cases in one statement; return what it has read if this is none of them."""
         match transition:
             case Acquire(claim=claim) if claim.limit == 1:
-                whose = (claim.owner, claim.process, label_of(claim), claim.ttl)
-                rows = await self._try(self._statements.acquire, key, new_version(), *whose)
+                rows = await self._try(
+                    self._statements.acquire,
+                    key,
+                    new_version(),
+                    claim.owner,
+                    claim.process,
+                    label_of(claim),
+                    claim.ttl,
+                )
             case Release(owner=owner, void=0):
                 rows = await self._try(self._statements.release, key, new_version(), owner)
             case _:
@@ -270,8 +288,12 @@ class RowCells(RacingCells):
                 "it was promoted, restored or emptied just now",
                 retry_after=reading.quiet - reading.now,
             )
-        row = json.dumps([self._row(reading, step)])
-        written = await self._try(self._statements.write, row, reading.news)
+        must_last = True
+        match transition, step.answer:
+            case (Acquire(), Waiting()) | (Release(void=0), Released()):
+                must_last = _grants(reading, step)
+        what = json.dumps([self._row(reading, step)]), reading.news, must_last
+        written = await self._try(self._statements.write, *what)
         return Done(step, reading.now) if written else None
 
     def _row(self, reading: Reading, step: Step) -> dict[str, object]:
@@ -347,20 +369,26 @@ class RowTexts(Texts):
         self._statements = statements
 
     async def find(self, key: str, group: str) -> Found:
-        names = _name(group, key), _name(group, ""), f"{TEXT}{group}{AFTER_TEXT}"
-        ((text, count, rest),) = await self._rows.ask(self._statements.find_text, *names)
+        ((text, count, rest),) = await self._rows.ask(
+            self._statements.find_text,
+            _name(group, key),
+            _name(group, ""),
+            f"{TEXT}{group}{AFTER_TEXT}",
+        )
         return Found(text, count, rest)
 
     async def keep(self, key: str, group: str, text: str, *, owner: str, seconds: float) -> bool:
-        what = key, owner, _name(group, key), text, seconds
-        return bool(await self._rows.ask(self._statements.keep_text, *what))
+        return bool(
+            await self._rows.ask(
+                self._statements.keep_text, key, owner, _name(group, key), text, seconds
+            )
+        )
 
     async def forget(self, key: str, group: str) -> bool:
         return bool(await self._rows.ask(self._statements.forget_text, _name(group, key)))
 
     async def all(self, prefix: str, limit: int) -> list[tuple[str, str]]:
-        what = TEXT, AFTER_TEXT, prefix, limit
-        rows = await self._rows.ask(self._statements.all_texts, *what)
+        rows = await self._rows.ask(self._statements.all_texts, TEXT, AFTER_TEXT, prefix, limit)
         return [(name.split(TEXT, 2)[2], text) for name, text in rows]
 
 
@@ -372,8 +400,12 @@ def _beat(key: str, transition: Transition) -> dict[str, object]:
     """Return what the statement ``renew`` takes: nothing but the key, unless one lease is to be renewed."""
     match transition:
         case Heartbeats(pulses=[pulse]):
-            version = new_version()
-            return {"key": key, "owner": pulse.owner, "ttl": pulse.ttl, "version": version}
+            return {
+                "key": key,
+                "owner": pulse.owner,
+                "ttl": pulse.ttl,
+                "version": new_version(),
+            }
     return {"key": key}
 
 

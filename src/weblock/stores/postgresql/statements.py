@@ -57,6 +57,14 @@ replica is promoted, and when a backup is restored. Reading the identifier takes
 statement, so sessions of our own remember it (see ``INTRODUCE``).
 """
 
+_UNFLUSHED: Final = "set_config('synchronous_commit', 'off', true)"
+"""Ends this transaction, and no other, before it is on the disk.
+
+A crash of the server can undo it, unless a later transaction has waited for the disk. After a release that was
+undone, the key is free at the end of the lease, as if the holder had been killed. A waiter whose place was
+undone joins the queue again. What grants, renews or rejects a lease must last.
+"""
+
 # What is known before anything is changed. The first row says on which run that is, and ``since``
 # when; until when nothing is granted; and, with its version, which news this is. A server that is not
 # ``known`` may have lost leases, or has lost some and does not know yet for how long this client wants
@@ -115,7 +123,7 @@ WITH {server}, {seen}, freed AS (
     UPDATE {table} AS lease SET version = $2::bigint, owner = '', process = '', label = '',
         until = seen.now, ends = 0
     FROM seen WHERE lease.key = $1 AND lease.owner = $3 AND lease.rest = ''
-    RETURNING lease.fence
+    RETURNING lease.fence, {unflushed}
 )
 SELECT seen.*, freed.fence FROM seen LEFT JOIN freed ON true
 """
@@ -143,9 +151,15 @@ LEFT JOIN {table} AS lease ON lease.key = wanted.key LEFT JOIN renewed ON renewe
 # The order in which rows are locked is the same for all, so that no two wait for each other. What was
 # read from another server, or before this one was found to have lost leases, is not written. A row that
 # is missing may have been there, and removed, since it was read: then its fence is not given again.
+#
+# A transaction that was too late has locked the row all the same. If it waited for the disk, all others would
+# wait for its lock meanwhile. So only a transaction that has written a row that must last does.
 _WRITE: Final = """
-WITH {server}, new AS (
-    SELECT new.* FROM server CROSS JOIN json_to_recordset($1::json) AS new(key text, seen bigint,
+WITH {server}, session AS MATERIALIZED (
+    SELECT current_setting('synchronous_commit') AS own, {unflushed}
+), new AS (
+    SELECT new.*, session.own FROM server CROSS JOIN session
+    CROSS JOIN json_to_recordset($1::json) AS new(key text, seen bigint,
         version bigint, fence bigint, owner text, process text, label text, ttl float8, since float8,
         until float8, confirmed boolean, rest text, ends float8, notifications json)
     WHERE server.known AND server.news = $2::bigint
@@ -158,12 +172,13 @@ WITH {server}, new AS (
         until = new.until, confirmed = new.confirmed, rest = new.rest, ends = new.ends
     FROM new JOIN unchanged ON unchanged.key = new.key
     WHERE lease.key = new.key AND lease.version = new.seen
-    RETURNING lease.key
+    RETURNING lease.key, CASE WHEN {lasting} THEN set_config('synchronous_commit', own, true) END
 ), added AS (
     INSERT INTO {table} AS lease (key, {columns})
     SELECT key, {columns} FROM new CROSS JOIN server
     WHERE seen IS NULL AND (fence = 0 OR fence > floor) ORDER BY key
-    ON CONFLICT DO NOTHING RETURNING lease.key
+    ON CONFLICT DO NOTHING
+    RETURNING lease.key, (SELECT set_config('synchronous_commit', own, true) FROM new LIMIT 1)
 ), done AS (
     SELECT key FROM changed UNION ALL SELECT key FROM added
 )
@@ -269,7 +284,7 @@ class Statements:
         """Have all statements ask for a recovery of so many seconds."""
         table = self._table
         parts = {"table": table, "run": _RUN, "columns": _COLUMNS, "read": _READ, "format": FORMAT}
-        parts["recovery"] = f"{recovery!r}::float8"
+        parts |= {"recovery": f"{recovery!r}::float8", "unflushed": _UNFLUSHED}
         parts["server"] = _SERVER.format(**parts)
         parts["seen"] = _SEEN.format(**parts)
 
@@ -281,8 +296,8 @@ class Statements:
         self.release = made(_RELEASE)
         self.renew = made(_RENEW)
         """Renews leases, also while others wait or join; all else is only read."""
-        self.write = made(_WRITE, skip="")
-        self.write_some = made(_WRITE, skip="SKIP LOCKED")
+        self.write = made(_WRITE, skip="", lasting="$3::boolean")
+        self.write_some = made(_WRITE, skip="SKIP LOCKED", lasting="true")
         """Rows that another transaction has locked stay as they are."""
         self.mark = made(_MARK)
         self.marked = made(_MARKED)
