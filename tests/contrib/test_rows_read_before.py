@@ -4,6 +4,7 @@ One credit is left and three requests want it: one buys, however each of them ha
 """
 
 import asyncio
+import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +44,7 @@ from weblock import AsyncLocks, ConfigurationError, Locks, LockTimeout
 from weblock.contrib.asgi import RequestLayer
 from weblock.contrib.fastapi import guarded, install, lock, request_locks
 from weblock.contrib.flask import WebLock
-from weblock.contrib.sqlalchemy import fence_table
+from weblock.contrib.sqlalchemy import fence_table, sessions
 
 
 class Base(DeclarativeBase):
@@ -87,6 +88,12 @@ def database(server):
         session.commit()
     yield engine
     engine.dispose()
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_new():
+    """Let each test see the warnings that are logged once in a process."""
+    sessions._warn_once.cache_clear()
 
 
 @pytest.fixture
@@ -527,6 +534,90 @@ async def test_a_session_older_than_the_request_reads_again(server, database, ur
     async with client_of(app) as client:
         assert (await client.post("/")).json() == 5
     await of.close()
+
+
+async def test_a_session_whose_beginning_is_not_reported_reads_again(server, database, url):
+    """SQLAlchemy reports none while another thread uses the session's class for the first time."""
+    app = FastAPI()
+    install(app, url)
+    of = Blocking(server)
+    is_filling, is_asked = threading.Event(), threading.Event()
+
+    def trace(frame, event, _argument):
+        known = frame.f_locals
+        if frame.f_code.co_name != "update_subclass":
+            return trace
+        # The class has its list of listeners, which is still empty.
+        is_empty = "clslevel" in known and "cls" not in known
+        if event == "line" and is_empty and known["self"].name == "after_transaction_create":
+            is_filling.set()
+            assert is_asked.wait(PATIENCE)
+        return trace
+
+    def use_first():
+        sys.settrace(trace)
+        with of.make() as session:
+            session.begin()
+
+    def read(session: Annotated[Session, Depends(of.get_session)]) -> Account:
+        account = session.scalars(ACCOUNT).one()
+        with Session(database) as another:
+            another.execute(update(Account).values(credit=5))
+            another.commit()
+        return account
+
+    @app.post("/")
+    def view(
+        account: Annotated[Account, Depends(read)], lease: Annotated[Any, Depends(lock("x"))]
+    ) -> int:
+        return account.credit
+
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(use_first)
+        assert is_filling.wait(PATIENCE)
+        try:
+            async with client_of(app) as client:
+                assert (await client.post("/")).json() == 5
+        finally:
+            is_asked.set()
+        first.result()
+    await of.close()
+
+
+async def test_no_event_of_a_class_from_before_the_start_is_missed(server, url):
+    """SQLAlchemy has nothing left to fill for it when requests use it, in several threads."""
+    app, filled = FastAPI(), []
+    install(app, url)
+    of = Blocking(server)
+    async with client_of(app) as client:
+        await client.get("/")
+
+    def note(frame, event, _argument):
+        if event == "call" and frame.f_code.co_name == "update_subclass":
+            filled.append(frame.f_locals["target"])
+
+    sys.setprofile(note)
+    try:
+        with of.make() as session:
+            session.execute(text("SELECT 1"))
+    finally:
+        sys.setprofile(None)
+    assert type(session) not in filled
+    await of.close()
+
+
+def test_a_session_that_began_before_weblock_loses_nothing(database):
+    """What it has written by then is not known, also when it reads from a further database now."""
+    further = create_engine(database.url)
+    with further.connect() as another, Session(database) as session:
+        session.execute(insert(Purchase).values(account_id=7))
+        sessions._open.pop(session)
+        session.execute(text("SELECT 1"), bind_arguments={"bind": another})
+        with pytest.raises(ConfigurationError, match="before weblock was installed"):
+            sessions.end_reading(session)
+        session.commit()
+    assert bought(database) == (1, 1)
+    further.dispose()
 
 
 async def test_an_object_of_a_closed_session_is_warned_of(server, database, url, caplog):

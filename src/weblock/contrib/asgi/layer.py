@@ -195,6 +195,7 @@ class RequestLayer:
         if self._before_start:
             self._before_start()
             self._before_start = None
+            watch_sessions()  # The application may have made classes of sessions until now.
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         lifespan, fault, recovering = object(), None, None

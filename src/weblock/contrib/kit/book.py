@@ -326,7 +326,9 @@ def watch_sessions() -> None:
     """Notice which SQLAlchemy sessions a request uses, if the application has imported SQLAlchemy."""
     if "sqlalchemy.orm" in sys.modules:
         try:
-            from ..sqlalchemy import sessions  # noqa: F401 - it watches them from now on
+            from ..sqlalchemy.sessions import known_classes  # It watches them from now on.
+
+            known_classes()
         except ConfigurationError as error:
             logger.warning(
                 "rows that are read before a lock are not read again inside it: %s"

@@ -93,6 +93,23 @@ _open: Final[weakref.WeakKeyDictionary[Session, _Transaction]] = weakref.WeakKey
 _on: Final[weakref.WeakKeyDictionary[Connection, _Transaction]] = weakref.WeakKeyDictionary()
 
 
+def known_classes() -> list[type[Session]]:
+    """Return all classes of sessions that there are now, whose events are reported from now on.
+
+    SQLAlchemy makes the lists of the listeners of a class when it is first used, without a mutex: a thread
+    that uses the class at the same time may find an empty list, and miss an event.
+    """
+    found = [Session]
+    for each in found:
+        _ = object.__new__(each).dispatch
+        found += each.__subclasses__()
+    return found
+
+
+_older: Final[weakref.WeakSet[type[Session]]] = weakref.WeakSet(known_classes())
+"""The classes of the sessions that may have begun before this module could see it."""
+
+
 def has_begun(session: Session) -> bool:
     """Return whether a session may have sent anything in its current transaction."""
     transaction = _open.get(session)
@@ -113,7 +130,12 @@ def end_reading(session: Session) -> Loaded:
             "acquire the lock before the session is used, as by Depends(lock(...)) or @locks.lock",
         )
     _look_for_replica(session)
-    loaded = [(each, values) for each in session if (values := _values(each))]
+    loaded: Loaded = []
+    for each in session:
+        state = inspect(each)
+        names = {*state.mapper.column_attrs.keys(), *state.mapper.relationships.keys()}
+        if values := {name: state.dict[name] for name in names & state.dict.keys()}:
+            loaded.append((each, values))
     if _has_changes(session):
         raise _refusal("has written already, by changes to objects")
     if has_begun(session):
@@ -240,7 +262,10 @@ def _register(used: Session | Connection) -> None:
 
 
 @event.listens_for(Session, "after_begin")
-def _began(session: Session, _transaction: object, connection: Connection) -> None:
+def _began(session: Session, begun: SessionTransaction, connection: Connection) -> None:
+    # A class that was made later, as by a ``sessionmaker``, may have missed the creation: see ``known_classes``.
+    if session not in _open and type(session) not in _older:
+        _created(session, begun)
     transaction = _open.get(session)
     if transaction is not None and _on.get(connection) is not transaction:  # Not a savepoint.
         transaction.connections.append(weakref.ref(connection))
@@ -320,12 +345,6 @@ def _has_changes(session: Session) -> bool:
     """Return whether the objects of a session have changes that were not sent yet."""
     changed = any(map(session.is_modified, session.dirty))
     return bool(session.new or session.deleted or changed)
-
-
-def _values(each: object) -> dict[str, object]:
-    state: Any = inspect(each)
-    attributes = {*state.mapper.column_attrs.keys(), *state.mapper.relationships.keys()}
-    return {name: state.dict[name] for name in attributes & state.dict.keys()}
 
 
 def _roll_back(session: Session) -> None:
