@@ -138,8 +138,8 @@ class RecordFile:
         """The size of the file, and that of a slot."""
         self._known = _EMPTY
         """What was read or written last; ``_EMPTY`` if it must be read again."""
-        self._other = b""
-        """The header of the other slot then: the next record changes it."""
+        self._headers = [b"", b""]
+        """The headers of both slots then. The next record changes that of the other slot."""
         self._last = (b"", KeyState())
         """What was encoded last, and its state, which need not be decoded again."""
         self._closed = False
@@ -274,16 +274,18 @@ class RecordFile:
 
     def _read(self, known: _Record) -> _Record:
         """Return what the file has, of which this is known."""
-        if known is not _EMPTY and self._header_at(1 - known.slot, 0) == self._other:
-            return self._followed(known) if known.end > _LONG else known
         if not self._half:
             self._reserve(0, 2 * _FIRST_SLOT)
-        headers = [_HEADER.unpack(self._header_at(slot, 0)) for slot in (0, 1)]
+        slot, other = known.slot, 1 - known.slot
+        former, self._headers[other] = self._headers[other], self._header_at(other, 0)
+        if known is not _EMPTY and former == self._headers[other]:
+            return self._followed(known) if known.end > _LONG else known
+        self._headers[slot] = self._header_at(slot, 0)
+        headers = [_HEADER.unpack(each) for each in self._headers]
         highest = max(sequence for _, sequence, *_ in headers)
         for slot in (0, 1) if headers[0][1] == highest else (1, 0):
             record = self._followed(_Record(0, slot, 0, 0, {}))
             if record.end:
-                self._other = self._header_at(1 - slot, 0)
                 return record._replace(sequence=max(record.sequence, highest))
         # Else the file is new, or its first writer was killed, or the machine has crashed.
         ours = all(_MAGIC.startswith(magic.rstrip(b"\0")) for magic, *_ in headers)
@@ -298,7 +300,8 @@ class RecordFile:
         """Return a record with the entries that are behind it by now."""
         sequence, slot, end, fence, states = record
         changes: dict[bytes, list[bytes]] = {}
-        while len(header := self._header_at(slot, end)) == _HEADER.size:
+        header = self._header_at(slot, end) if end else self._headers[slot]
+        while len(header) == _HEADER.size:
             magic, number, length, checksum, boot = _HEADER.unpack(header)
             start = end + _HEADER.size
             if magic != _MAGIC or number <= sequence or not 0 < length <= self._half - start:
@@ -307,6 +310,7 @@ class RecordFile:
             if zlib.crc32(payload, number & 0xFFFFFFFF) != checksum:
                 break
             sequence, end = number, start + length
+            header = self._header_at(slot, end) if end > _LONG else b""
             written, *rows = payload.split(b"\n")
             fence = int(written)
             for row in rows if boot == self._boot else ():
@@ -374,7 +378,7 @@ class RecordFile:
         header = _HEADER.pack(_MAGIC, sequence, len(payload), checksum, self._boot)
         _write_all(self._fd, header + payload, slot * self._half + offset)
         if not offset:
-            self._other = self._header_at(1 - slot, 0)
+            self._headers[slot] = header
         end = offset + _HEADER.size + len(payload)
         return record._replace(sequence=sequence, slot=slot, end=end)
 
