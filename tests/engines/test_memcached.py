@@ -24,7 +24,7 @@ from weblock import (
     Locks,
 )
 from weblock._core.ports import Pulse
-from weblock._core.table import Claim, Held, Waiting
+from weblock._core.table import Claim, Gone, Held, Waiting
 from weblock._runtime.runtimes import BlockingRuntime, drive
 from weblock.stores.findings import refuse
 from weblock.stores.memcached import open_engine, parse
@@ -49,9 +49,13 @@ class Machine:
         self.clock = clock
         self.store = self.engine.connect(runtime)
 
-    def acquire(self, owner: str, ttl: float = 10) -> Any:
-        claim = Claim(owner, self.store.process, ttl, owner)
+    def acquire(self, owner: str, ttl: float = 10, limit: int = 1) -> Any:
+        claim = Claim(owner, self.store.process, ttl, owner, limit)
         return drive(self.store.acquire("key", claim, room=9)).answer
+
+    def renew(self, *owners: str) -> list[Any]:
+        replies: Any = drive(self.store.refresh([Pulse("key", owner, 10) for owner in owners]))
+        return [reply.answer for reply in replies]
 
     def release(self, owner: str) -> Any:
         return drive(self.store.release("key", owner)).answer
@@ -313,6 +317,24 @@ class TestServers:
                     one.acquire("key")
                 quiet = one._engine.ask(lambda client: client.get("weblock/recovering"))
                 assert int(quiet) >= 590
+
+    def test_a_lease_is_renewed_though_a_waiter_cannot_be_let_in(self) -> None:
+        """While a server recovers, a place that becomes free stays free, and the other holders go on."""
+        with Memcached("-M") as server:
+            sooner, later = server.url(recovery="off"), server.url(recovery=600)
+            here, other = Machine(sooner, 0.0), Machine(later, 0.0)
+            for owner in ("first", "second", "waiter"):
+                answer = here.acquire(owner, limit=2)
+            assert isinstance(answer, Waiting)
+            drive(other.store.look("key"))  # So that the recovery of the server is a long one.
+            for here.clock in range(2, 12, 2):
+                first, waiter = here.renew("first", "waiter")
+                assert isinstance(first, Held)
+            assert isinstance(waiter, Gone)
+            with pytest.raises(EngineRecovering):
+                here.acquire("waiter", limit=2)
+            for each in (here, other):
+                each.engine.close()
 
     def test_one_that_stands_still_does_not_stop_the_loop(self) -> None:
         """A server that does not answer is an error after ``timeout``, and the event loop goes on."""

@@ -12,6 +12,8 @@ from tests.servers.postgres import fresh_postgresql, shared_postgres
 from tests.support.urls import varied
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import EngineRecovering, Locks
+from weblock._core.ports import Pulse
+from weblock._core.table import Claim, Gone, Held, Waiting
 from weblock._runtime.runtimes import drive
 
 HOUR = 3600.0
@@ -134,6 +136,22 @@ class TestRecovery:
         with pytest.raises(EngineRecovering) as caught:
             less.acquire("key")
         assert caught.value.retry_after == pytest.approx(HOUR, rel=0.5)
+
+    def test_a_lease_is_renewed_though_a_waiter_cannot_be_let_in(self, careful, off) -> None:
+        """A place that becomes free stays free, and the other holders go on."""
+        promote(careful)
+        store = off._locker.store
+        for owner, ttl in {"first": HOUR, "second": 0.1, "waiter": HOUR}.items():
+            claim = Claim(owner, store.process, ttl, owner, 2)
+            answer = drive(store.acquire("key", claim, room=9)).answer
+        assert isinstance(answer, Waiting)
+        with pytest.raises(EngineRecovering):
+            careful.acquire("another key")
+        eventually(lambda: len(drive(store.look("key")).state.grants) == 1)
+        pulses = [Pulse("key", owner, HOUR) for owner in ("first", "waiter")]
+        first, waiter = drive(store.refresh(pulses))
+        assert isinstance(first.answer, Held)
+        assert isinstance(waiter.answer, Gone)
 
 
 def got(locks: Locks, key: str) -> bool:

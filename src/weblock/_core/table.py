@@ -127,6 +127,8 @@ class Moment(NamedTuple):
     now: float
     fence_floor: int
     alive: Callable[[str], bool] = lambda _process: True
+    grants: bool = True
+    """Whether the engine may grant leases. While it recovers, it rejects each step that does."""
 
 
 class Held(NamedTuple):

@@ -124,7 +124,10 @@ class Release(partial[Step]):
 
 
 class Heartbeats:
-    """The transition of a key by all heartbeats for it, and their answers by owner."""
+    """The transition of a key by all heartbeats for it, and their answers by owner.
+
+    Where an engine recovers, leases are renewed also if a waiter could be let in: it stays outside.
+    """
 
     def __init__(self) -> None:
         self.pulses: list[Pulse] = []
@@ -132,9 +135,12 @@ class Heartbeats:
 
     def __call__(self, state: KeyState, moment: Moment) -> Step:
         beats = [(pulse.owner, pulse.ttl) for pulse in self.pulses]
-        state, answers, woken = table.refresh_many(state, moment, beats)
+        left, answers, woken = table.refresh_many(state, moment, beats)
+        if left.fence > state.fence and not moment.grants:
+            left, answers, woken = table.refresh_many(state._replace(places={}), moment, beats)
+            left = left._replace(places=state.places)
         self.answers = {owner: answer for (owner, _), answer in zip(beats, answers, strict=True)}
-        return Step(state, answers[-1], woken)
+        return Step(left, answers[-1], woken)
 
 
 class WhileHeld:

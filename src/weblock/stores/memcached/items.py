@@ -174,8 +174,9 @@ class ItemCells(RacingCells):
         if keep == 0:
             await self._ask(lambda client: client.delete(item))
         else:
-            expiry = 0 if keep is None else _expiry(keep + 1)
-            await self._ask(lambda client: client.set(item, b"1", expiry))
+            await self._ask(
+                lambda client: client.set(item, b"1", 0 if keep is None else _expiry(keep + 1))
+            )
 
     async def marked(self, key: str) -> bool:
         return await self._ask(lambda client: client.get(self._done + _hashed(key)) is not None)
@@ -218,12 +219,13 @@ class ItemCells(RacingCells):
             if isinstance(item, ConfigurationError):
                 outcomes[key] = item
                 continue
-            moment = Moment(reading.now, int(time.time() * 1_000_000))
+            moment = Moment(
+                reading.now, int(time.time() * 1_000_000), grants=not reading.recovering
+            )
             step = changes[key](item.state, moment)
-            known = {grant.fence for grant in item.state.grants}
             if step.state == item.state:
                 outcomes[key] = Done(step, reading.now)
-            elif reading.recovering and any(each.fence not in known for each in step.state.grants):
+            elif step.state.fence > item.state.fence and not moment.grants:
                 outcomes[key] = EngineRecovering(
                     self._settings.name,
                     "it was started or flushed just now",

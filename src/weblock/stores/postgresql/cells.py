@@ -410,7 +410,11 @@ def _beat(key: str, transition: Transition) -> dict[str, object]:
 
 
 def _moment(reading: Reading) -> Moment:
-    return Moment(reading.now, max(round(reading.now * 1_000_000), reading.floor + 1))
+    return Moment(
+        reading.now,
+        max(round(reading.now * 1_000_000), reading.floor + 1),
+        grants=reading.now >= reading.quiet,
+    )
 
 
 def _grants(reading: Reading, step: Step) -> bool:

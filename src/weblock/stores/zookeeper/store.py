@@ -162,10 +162,11 @@ class ZooKeeperStore(Store):
             # Not before: without an answer, it may still wait there.
             self._memory.forget(claim.owner)
             return self._wire.reply(snapshot.busy(len(places) - 1))
-        if position:
-            before = [snapshot.key.path(places[position - 1].name)]
-        else:
-            before = [snapshot.key.lease_of(each.owner) for each in snapshot.blocking(claim.limit)]
+        before = (
+            [snapshot.key.path(places[position - 1].name)]
+            if position
+            else [snapshot.key.lease_of(each.owner) for each in snapshot.blocking(claim.limit)]
+        )
         get, watch = snapshot.key.session.client.get_async, Watch(self._switchboard, claim.owner)
         found = await self._wire.all(*(get(path, watch) for path in before))
         if not found or any(isinstance(each, Exception) for each in found):
@@ -302,8 +303,9 @@ class ZooKeeperStore(Store):
         delete, leases = node.session.client.delete_async, (*snapshot.live, *snapshot.ended)
         paths = [*(node.lease_of(lease.owner) for lease in leases), node.node]
         *done, _ = await self._wire.all(*map(delete, paths))
-        refused = all(isinstance(each, Exception) for each in done)
-        return self._wire.reply(Gone() if refused else Released())
+        return self._wire.reply(
+            Gone() if all(isinstance(each, Exception) for each in done) else Released()
+        )
 
     async def ask_release(self, key: str) -> Reply:
         """Write the request into the nodes of the leases, of which each renewal reads its own."""
