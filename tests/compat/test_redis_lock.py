@@ -182,6 +182,8 @@ async def test_blocking_timeout(twin, foo, stranger) -> None:
         assert not await answer(lock.acquire())
         assert asyncio.get_running_loop().time() - started >= 0.2
         assert not await answer(twin.lock(foo).acquire(blocking_timeout=0.01))
+        # What is left of a deadline that has passed is one attempt.
+        assert not await answer(twin.lock(foo, blocking_timeout=-1).acquire())
 
 
 async def test_waiting_for_oneself(twin, foo) -> None:

@@ -89,8 +89,8 @@ class BaseLock(Generic[L]):
         if token is not None:
             raise self._error(_NO_CHOICE)
         wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        if not (self.blocking if blocking is None else blocking):
-            wait = 0
+        if not (self.blocking if blocking is None else blocking) or (wait or 0) < 0:
+            wait = 0  # One attempt.
         if not self.timeout:
             return {"wait": wait}
         return {"wait": wait, "ttl": self.timeout, "renew": False}
