@@ -16,17 +16,22 @@ class WeblockError(Exception):
     Attributes:
         code: What happened, as a stable name for programs: ``"lease_lost"``. Troubleshooting explains
             each code under a heading of the same name.
+        message: The text without the code.
+        args: What the class makes an equal error of, for programs that keep errors as JSON.
     """
 
     code: str = "error"
 
+    def __init__(self, message: object = "", *facts: object) -> None:
+        super().__init__(message)
+        self.message = str(message)
+        self.args = facts or (message,)
+
     def __str__(self) -> str:
         return f"{self.message} [weblock.{self.code}]"
 
-    @property
-    def message(self) -> str:
-        """The text without the code."""
-        return super().__str__()
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.message!r})"
 
     @property
     def for_operators(self) -> str:
@@ -67,8 +72,7 @@ class LockTimeout(WeblockError, TimeoutError):
     def __init__(
         self,
         key: str,
-        *,
-        wait: float | None,
+        wait: float | None = None,
         retry_after: float | None = None,
         waiters: int | None = None,
         attempts: int | None = None,
@@ -88,7 +92,10 @@ class LockTimeout(WeblockError, TimeoutError):
             ahead = f", with {others} ahead in the queue" if place else ""
             within = f"it was not free within wait={wait:g} s{ahead}" if wait else "it is busy"
             reason = f"{within}: retry later, or raise wait="
-        super().__init__(f"lock {key!r} was not acquired: {reason}")
+        super().__init__(
+            f"lock {key!r} was not acquired: {reason}",
+            *(key, wait, retry_after, waiters, attempts, place, holder),
+        )
         if holder:
             self.add_note(f"lock {key!r} is held by {holder!r}")
         self.key = key
@@ -115,8 +122,11 @@ class LeaseLost(WeblockError):
 
     code = "lease_lost"
 
-    def __init__(self, key: str, *, fence: int, reason: str) -> None:
-        super().__init__(f"lease of {key!r} (fence {fence}) was lost: {LOSSES.get(reason, reason)}")
+    def __init__(self, key: str, fence: int, reason: str) -> None:
+        super().__init__(
+            f"lease of {key!r} (fence {fence}) was lost: {LOSSES.get(reason, reason)}",
+            *(key, fence, reason),
+        )
         self.key = key
         self.fence = fence
         self.reason = reason
@@ -148,7 +158,7 @@ class EngineUnavailable(WeblockError, ConnectionError):
     code = "engine_unavailable"
 
     def __init__(self, engine: str, reason: str) -> None:
-        super().__init__(f"lock engine {engine} is unavailable: {reason}")
+        super().__init__(f"lock engine {engine} is unavailable: {reason}", engine, reason)
         self.engine = engine
         self.reason = reason
 
@@ -165,12 +175,13 @@ class EngineRecovering(EngineUnavailable):
 
     code = "engine_recovering"
 
-    def __init__(self, engine: str, reason: str, *, retry_after: float) -> None:
+    def __init__(self, engine: str, reason: str, retry_after: float) -> None:
         super().__init__(
             engine,
             f"{reason}, and might have lost leases that are still held: it grants none for"
             f" another {retry_after:.3g} s (recovery)",
         )
+        self.args = engine, reason, retry_after
         self.retry_after = retry_after
 
 
@@ -335,7 +346,7 @@ class AlreadyHeld(WeblockError, RuntimeError):
     code = "already_held"
 
     def __init__(
-        self, key: str, *, upgrade: bool = False, waits: bool = False, inherited: bool = False
+        self, key: str, upgrade: bool = False, waits: bool = False, inherited: bool = False
     ) -> None:
         held = f"Lock {key!r} is already held by this task, thread or request"
         if upgrade:
@@ -363,7 +374,7 @@ class AlreadyHeld(WeblockError, RuntimeError):
                 " Acquiring it again would wait forever. Use the existing lease. In tasks, use"
                 " AsyncLocks."
             )
-        super().__init__(reason)
+        super().__init__(reason, key, upgrade, waits, inherited)
         self.key = key
         self.upgrade = upgrade
         self.waits = waits

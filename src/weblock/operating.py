@@ -97,8 +97,15 @@ def release(
                 still_held=True,
             )
         wanted = min(left)  # Others may have released it, as asked.
-    elif agrees and not agrees(_question(info)):
-        raise NotReleased("nothing was released")
+    elif agrees:
+        many = len(info.holders)
+        all_lose = f" All {many} holders will lose it." if many > 1 else ""
+        told = (
+            f"{name} is held by {holder_of(info)}, for {duration(info.held_for)}. If the holder is"
+            f" still running, it and the next holder will overlap.{all_lose}"
+        )
+        if not agrees(told):
+            raise NotReleased("nothing was released")
     taken = take_away(locks, key, fence=wanted, by=by)
     if taken is None:
         raise NotReleased(f"{name} is no longer held")
@@ -214,12 +221,3 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-
-
-def _question(info: KeyInfo) -> str:
-    """Return what to know before a lease is taken away."""
-    all_lose = f" All {len(info.holders)} holders will lose it." if len(info.holders) > 1 else ""
-    return (
-        f"{printable(info.key)} is held by {holder_of(info)}, for {duration(info.held_for)}."
-        f" If the holder is still running, it and the next holder will overlap.{all_lose}"
-    )

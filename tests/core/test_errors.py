@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import traceback
 
@@ -19,6 +20,8 @@ from weblock import (
     LockTimeout,
     WeblockError,
 )
+from weblock.contrib.celery import AlreadyQueued
+from weblock.contrib.kit.guarding import FenceLocked, StaleFence
 
 ERRORS = [
     LockTimeout("key", wait=0),
@@ -51,6 +54,24 @@ def test_every_error_pickles(error: WeblockError, protocol: int) -> None:
 def test_every_error_can_be_copied(error: WeblockError) -> None:
     """A copy has the same facts."""
     assert vars(copy.copy(error)) == vars(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *ERRORS,
+        LockTimeout("key", wait=9, holder="web-1:4242"),
+        AlreadyQueued("key", task_id="7", remaining=2.5),
+        StaleFence("key", fence=7, newest=9),
+        FenceLocked("key", wait=2.5),
+    ],
+    ids=repr,
+)
+def test_every_error_outlives_json(error: WeblockError) -> None:
+    """Celery keeps the class and the arguments of an error: its caller catches one of the same kind."""
+    arrived = type(error)(*json.loads(json.dumps(error.args)))
+    facts = {name: value for name, value in vars(error).items() if name != "__notes__"}
+    assert facts.items() <= vars(arrived).items()
 
 
 @pytest.mark.parametrize(

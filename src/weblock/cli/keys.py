@@ -75,6 +75,5 @@ def release_command(
                 fence=fence,
             )
     except operating.NotReleased as no:
-        code = Code.BUSY if no.still_held else Code.NO
-        raise No(str(no), {"released": False}, code) from None
+        raise No(str(no), {"released": False}, Code.BUSY if no.still_held else Code.NO) from None
     session.say(said, {"released": True, **(operating.as_dict(taken) if taken else {})})

@@ -119,8 +119,9 @@ def run_command(
     """
     hold: Any = {name: value for name, value in given.items() if value is not None}
     hold.setdefault("wait", 0 if skip_if_busy else None)
-    name = f"{socket.gethostname()}:{os.getpid()} {Path(arguments[0]).name}"
-    hold["label"] = given["label"] or name
+    hold["label"] = given["label"] or (
+        f"{socket.gethostname()}:{os.getpid()} {Path(arguments[0]).name}"
+    )
     with session.locks(logs=logging.CRITICAL if session.json else logging.WARNING) as locks:
         hold.setdefault("ttl", TTL)
         if recovery := key_space_of(locks).engine.recovery:

@@ -54,11 +54,12 @@ class AlreadyQueued(WeblockError):
 
     code = "already_queued"
 
-    def __init__(self, key: str, *, task_id: str | None, remaining: float) -> None:
+    def __init__(self, key: str, task_id: str | None, remaining: float) -> None:
         by = f"task {task_id}" if task_id else "something other than a task"
         super().__init__(
             f"a task with the key {key!r:.200} was not sent: {by} has the key, for at most"
-            f" {remaining:.0f} s unless it is renewed"
+            f" {remaining:.0f} s unless it is renewed",
+            *(key, task_id, remaining),
         )
         self.key = key
         self.task_id = task_id

@@ -62,7 +62,7 @@ class StaleFence(LeaseLost):
     ``newest`` is the larger fence; ``None`` if the database no longer knows of this holder.
     """
 
-    def __init__(self, key: str, *, fence: int, newest: int | None) -> None:
+    def __init__(self, key: str, fence: int, newest: int | None) -> None:
         if newest is None:
             reason = (
                 "the database has no record of it: its row was deleted, or the search_path has"
@@ -70,7 +70,8 @@ class StaleFence(LeaseLost):
             )
         else:
             reason = f"fence {newest} has begun since"
-        super().__init__(key, fence=fence, reason=reason)
+        super().__init__(key, fence, reason)
+        self.args = key, fence, newest
         self.newest = newest
 
 
@@ -83,14 +84,13 @@ class FenceLocked(LockTimeout):
 
     code = "fence_locked"
 
-    def __init__(self, key: str, *, wait: float) -> None:
-        super().__init__(key, wait=wait)
-        self.args = (
-            (
-                f"lock {key!r} was acquired, but a former holder's transaction in the database has"
-                f" not ended within {wait:g} s: its process may have been stopped just before its"
-                " COMMIT. Retry later, or end that session in the database"
-            ),
+    def __init__(self, key: str, wait: float) -> None:
+        super().__init__(key, wait)
+        self.args = key, wait
+        self.message = (
+            f"lock {key!r} was acquired, but a former holder's transaction in the database has not"
+            f" ended within {wait:g} s: its process may have been stopped just before its COMMIT."
+            " Retry later, or end that session in the database"
         )
 
 

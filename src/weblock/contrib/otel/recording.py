@@ -127,8 +127,10 @@ class WeblockInstrumentor:
     def instrument(self, **given: Any) -> None:
         """Instrument all locks of the process, unless that has been done."""
         if WeblockInstrumentor._stop is None:
-            providers = {name: given.get(name) for name in ("meter_provider", "tracer_provider")}
-            WeblockInstrumentor._stop = instrument(**providers)
+            WeblockInstrumentor._stop = instrument(
+                meter_provider=given.get("meter_provider"),
+                tracer_provider=given.get("tracer_provider"),
+            )
 
     def uninstrument(self, **_given: Any) -> None:
         """Stop recording."""
@@ -324,7 +326,6 @@ class _Present:
         """Remove a caller, and return whether it was counted."""
         with self._guard:
             if not self._counts[who]:
-                del self._counts[who]
                 return False
             self._counts[who] -= 1
             if not self._counts[who]:

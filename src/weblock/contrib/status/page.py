@@ -259,12 +259,10 @@ async def _wanted(receive: Receive) -> tuple[str, int]:
         more = message.get("more_body", False)
         if len(body) > LARGEST:
             raise ValueError("the request is too large")
-    wanted: Any = json.loads(body)
-    if not isinstance(wanted, dict) or not isinstance(wanted.get("key"), str):
-        raise ValueError('send {"key": ..., "fence": ...}')  # noqa: TRY004 - it is the client's
-    if not isinstance(wanted.get("fence"), int):
-        raise ValueError('send {"key": ..., "fence": ...}')  # noqa: TRY004 - as above
-    return wanted["key"], wanted["fence"]
+    match json.loads(body):
+        case {"key": str(key), "fence": int(fence)}:
+            return key, fence
+    raise ValueError('send {"key": ..., "fence": ...}')
 
 
 def _header(scope: Scope, wanted: bytes) -> list[str]:
