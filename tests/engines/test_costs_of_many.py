@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from weblock import Locks
 from weblock._core.keeping import PORTION
 from weblock._core.ports import Pulse
 from weblock._runtime.runtimes import drive
-from weblock.stores.file import FileEngine
+from weblock.stores.file import FileEngine, records
 from weblock.stores.redis.calls import Call, Layout
 from weblock.stores.redis.store import RedisStore
 
@@ -94,3 +96,23 @@ def test_what_another_process_has_written_is_read_once(
             with locks.hold("k"):
                 pass
     assert counted == SECTION | {"pread": SECTION["pread"] + 2}
+
+
+def test_a_section_on_files_calls_few_functions(locks: Locks) -> None:
+    """Each of its two visits writes one payload, and does nothing that only a long record needs."""
+    calls: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename == records.__file__:
+            calls[frame.f_code.co_name] += 1
+
+    for _ in range(3):
+        calls.clear()
+        sys.setprofile(note)
+        try:
+            with locks.hold("k"):
+                pass
+        finally:
+            sys.setprofile(None)
+    del calls["<listcomp>"]  # Python 3.12 and later inline these.
+    assert calls.total() <= 25

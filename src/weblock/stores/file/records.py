@@ -244,7 +244,7 @@ class RecordFile:
                 fence = max(fence, step.state.fence)
                 rows.append(self._replace(states, name, step.state, is_long=is_long))
         if rows:
-            record = self._write(record._replace(fence=fence), rows, moment.now)
+            record = self._write(_Record(*record[:3], fence, states), rows, moment.now)
         self._known = record
         return Visit(steps, moment.now, states)
 
@@ -259,9 +259,8 @@ class RecordFile:
         if state.blank:
             states.pop(name, None)
             return name
-        places, changed = state.places, set[str]()
-        if isinstance(places, _Queue):
-            changed, places.changed = places.changed, changed
+        if isinstance(places := state.places, _Queue):
+            changed, places.changed = places.changed, set()
             if is_long and 2 * len(changed) < len(places):
                 states[name] = state
                 new = {each: places[each] for each in changed if each in places}
@@ -344,10 +343,10 @@ class RecordFile:
 
     def _write(self, record: _Record, rows: list[bytes], now: float) -> _Record:
         """Write rows that have changed behind a long record, else all rows into the other slot."""
-        payload = _payload(record.fence, rows)
-        limit = self._half - _HEADROOM - _HEADER.size - len(payload)
-        if _LONG < record.end <= limit:
-            return self._put(record, payload, record.slot, record.end)
+        if record.end > _LONG:
+            payload = b"\n".join([b"%d" % record.fence, *rows])
+            if record.end + _HEADER.size + len(payload) <= self._half - _HEADROOM:
+                return self._put(record, payload, record.slot, record.end)
         payload = _all_rows(record)
         if len(payload) > self._room:
             # Some keys may never be asked for again.
@@ -355,15 +354,15 @@ class RecordFile:
                 if current(self._decoded(state), Moment(now, 0)).blank:
                     del record.states[name]
             payload = _all_rows(record)
-        while len(payload) > self._room:
-            try:
-                record = self._enlarge(record)
-            except EngineUnavailable:
-                # The headroom is for renewals and releases, which add next to nothing.
-                former = max(record.end, self._half - _HEADROOM)
-                if len(payload) > min(former + _HEADROOM // 8, self._half) - _HEADER.size:
-                    raise
-                break
+            while len(payload) > self._room:
+                try:
+                    record = self._enlarge(record)
+                except EngineUnavailable:
+                    # The headroom is for renewals and releases, which add next to nothing.
+                    former = max(record.end, self._half - _HEADROOM)
+                    if len(payload) > min(former + _HEADROOM // 8, self._half) - _HEADER.size:
+                        raise
+                    break
         return self._put(record, payload, 1 - record.slot, 0)
 
     @property
@@ -373,14 +372,13 @@ class RecordFile:
 
     def _put(self, record: _Record, payload: bytes, slot: int, offset: int) -> _Record:
         """Write an entry, and return the record that ends with it."""
-        sequence = record.sequence + 1
+        sequence, end = record.sequence + 1, offset + _HEADER.size + len(payload)
         checksum = zlib.crc32(payload, sequence & 0xFFFFFFFF)
         header = _HEADER.pack(_MAGIC, sequence, len(payload), checksum, self._boot)
         _write_all(self._fd, header + payload, slot * self._half + offset)
         if not offset:
             self._headers[slot] = header
-        end = offset + _HEADER.size + len(payload)
-        return record._replace(sequence=sequence, slot=slot, end=end)
+        return _Record(sequence, slot, end, record.fence, record.states)
 
     def _enlarge(self, record: _Record) -> _Record:
         """Make both slots twice as large. Only what is in the first one stays where it is."""
@@ -416,11 +414,7 @@ def _all_rows(record: _Record) -> bytes:
         name + b"\t" + (to_bytes(state) if isinstance(state, KeyState) else state)
         for name, state in list(record.states.items())
     ]
-    return _payload(record.fence, rows)
-
-
-def _payload(fence: int, rows: Sequence[bytes]) -> bytes:
-    return b"\n".join([b"%d" % fence, *rows])
+    return b"\n".join([b"%d" % record.fence, *rows])
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:
