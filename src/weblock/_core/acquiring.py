@@ -341,10 +341,12 @@ class Locker:
                         answer = await self.give_back(holding.key, holding.owner, ttl, void)
                         # A lease whose release took long may have ended meanwhile: it was valid
                         # until it was let go of.
-                        in_time = (
-                            self.runtime.now() < holding.deadline and not self.keeper.is_closed
-                        )
-                        if ours and isinstance(answer, Gone) and in_time:
+                        if (
+                            ours
+                            and isinstance(answer, Gone)
+                            and self.runtime.now() < holding.deadline
+                            and not self.keeper.is_closed
+                        ):
                             holding.refute_release()
                             ours = False
                         elif ours and Released in self.observers.wanted:

@@ -19,7 +19,6 @@ renews it, moves the deadline, and reports a loss.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -51,19 +50,14 @@ Callback = Callable[[], object]
 H = TypeVar("H")
 
 
-class Callbacks(list[Callback]):
-    """Functions to be called once, when something happens to a lease."""
-
-    __slots__ = ()
-
-    def call(self) -> None:
-        """Call each of them, the last one first. Several threads may do so at once."""
-        while self:
-            try:
-                callback = self.pop()
-            except IndexError:  # Another thread has the last one.
-                return
-            callback()
+def call_once(callbacks: list[Callback]) -> None:
+    """Call each function, the last one first, and forget it. Several threads may do so at once."""
+    while callbacks:
+        try:
+            callback = callbacks.pop()
+        except IndexError:  # Another thread has the last one.
+            return
+        callback()
 
 
 @dataclass(slots=True)
@@ -130,7 +124,9 @@ class Terms:
         return min(self.ttl, covering(seconds, self.drift))
 
 
-class Status(enum.Enum):
+class Status:
+    """What has become of a lease. Each section reads several, and a member of an ``Enum`` takes longer."""
+
     HELD = "held"
     RELEASED = "released"
     LOST = "lost"
@@ -197,9 +193,9 @@ class Holding:
         self.status = Status.HELD
         self.at_risk = False
         self.reason = ""
-        self._when_lost = Callbacks()
+        self._when_lost: list[Callback] = []
         self.asked_to_release = False
-        self._when_asked = Callbacks()
+        self._when_asked: list[Callback] = []
         self.due = self._next_renewal(now) if confirmed else now + CONFIRM_AFTER
 
     def held(self, now: float) -> bool:
@@ -222,7 +218,7 @@ class Holding:
         if self.status is Status.HELD:
             self.status = Status.LOST
             self.reason = reason
-            self._when_lost.call()
+            call_once(self._when_lost)
             if reason != "forked":  # Else the parent has it still.
                 self.tell(Lost, reason=reason, held_for=self.held_for())
 
@@ -263,19 +259,19 @@ class Holding:
         """Call ``callback`` once when the lease is lost; at once if it is lost already."""
         self._when_lost.append(callback)
         if self.status is Status.LOST:
-            self._when_lost.call()
+            call_once(self._when_lost)
 
     def on_ask_release(self, callback: Callback) -> None:
         """Call ``callback`` once when another caller asks for the key; at once if one has asked already."""
         self._when_asked.append(callback)
         if self.asked_to_release:
-            self._when_asked.call()
+            call_once(self._when_asked)
 
     def ask_to_release(self) -> None:
         if self.asked_to_release or self.status is not Status.HELD:
             return
         self.asked_to_release = True
-        self._when_asked.call()
+        call_once(self._when_asked)
         self.tell(ReleaseAsked, held_for=self.held_for())
 
     def ttl_to_extend(self, seconds: float, now: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from types import coroutine
 from typing import Final, NamedTuple, Protocol
 
@@ -22,7 +23,8 @@ LIMITS: Final = ("exclusive", "shared", "any")
 """Which leases an engine can grant: only exclusive ones, shared ones too, or with any limit."""
 
 
-class Reply(NamedTuple):
+@dataclass(slots=True)
+class Reply:
     """An engine's answer, and the time on the engine's clock at which it was true."""
 
     answer: Answer

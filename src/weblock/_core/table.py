@@ -34,6 +34,7 @@ the others ``HANDOFF`` seconds, not a whole ttl.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import Final, NamedTuple
 
@@ -116,7 +117,8 @@ class KeyState(NamedTuple):
         return not self.grants and not self.places and not self.voided
 
 
-class Moment(NamedTuple):
+@dataclass(slots=True)
+class Moment:
     """What an engine knows when it is asked.
 
     ``now`` is its own clock, in seconds; ``fence_floor`` the lowest fence that it may give;
@@ -189,7 +191,8 @@ RELEASED: Final = Released()
 ASKED_ALL: Final = Asked()
 
 
-class Step(NamedTuple):
+@dataclass(slots=True)
+class Step:
     """The outcome of an operation; ``woken`` are the waiters that have just got a lease.
 
     ``following`` is the waiter directly behind a place that was given back.

@@ -17,9 +17,10 @@ to do their most common case in one request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from .._core import table
 from .._core.ports import Granted, Look, Pulse, Reply, Runtime, Store, Switchboard, Texts
@@ -41,7 +42,8 @@ PORTION: Final = 500
 """How many keys are read or written in one request."""
 
 
-class Done(NamedTuple):
+@dataclass(slots=True)
+class Done:
     """A transition that has taken effect, at ``now`` on the engine's clock."""
 
     step: Step
@@ -201,24 +203,26 @@ class CellStore(Store):
         # The process of a caller that asks again may have another name by now.
         if claim.process != (process := self._notifier.process):
             claim = claim._replace(process=process)
-        taking = Acquire(table.acquire, claim=claim, room=room)
-        step, now = await self._cells.update(key, taking, patience=self._patience)
-        state, answer, woken, _ = step
-        if woken:
-            self._notify(woken)
-        if isinstance(answer, Waiting):
-            self._watch(key, claim.owner, answer, state)
-        return Reply(answer, now)
+        done = await self._cells.update(
+            key, Acquire(table.acquire, claim=claim, room=room), patience=self._patience
+        )
+        step = done.step
+        if step.woken:
+            self._notify(step.woken)
+        if isinstance(step.answer, Waiting):
+            self._watch(key, claim.owner, step.answer, step.state)
+        return Reply(step.answer, done.now)
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
-        leaving = Release(table.release, owner=owner, void=void)
-        step, now = await self._cells.update(key, leaving, patience=self._patience)
-        _, answer, woken, following = step
-        if woken:
-            self._notify(woken)
-        if following:
-            self._notifier.close_up(following.process, following.owner)
-        return Reply(answer, now)
+        done = await self._cells.update(
+            key, Release(table.release, owner=owner, void=void), patience=self._patience
+        )
+        step = done.step
+        if step.woken:
+            self._notify(step.woken)
+        if step.following:
+            self._notifier.close_up(step.following.process, step.following.owner)
+        return Reply(step.answer, done.now)
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
         by_key: dict[str, Heartbeats] = {}
@@ -251,8 +255,8 @@ class CellStore(Store):
 
     async def look(self, key: str) -> Look:
         glance = _Glance()
-        _, now = await self._cells.update(key, glance, patience=self._patience)
-        return Look(glance.state, now)
+        done = await self._cells.update(key, glance, patience=self._patience)
+        return Look(glance.state, done.now)
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
         found: list[str] = []
@@ -278,9 +282,9 @@ class CellStore(Store):
         return await self._cells.marked(key)
 
     async def _apply(self, key: str, transition: Transition) -> Reply:
-        step, now = await self._cells.update(key, transition, patience=self._patience)
-        self._notify(step.woken)
-        return Reply(step.answer, now)
+        done = await self._cells.update(key, transition, patience=self._patience)
+        self._notify(done.step.woken)
+        return Reply(done.step.answer, done.now)
 
     def _watch(self, key: str, owner: str, waiting: Waiting, state: KeyState) -> None:
         ahead = table.processes_ahead(state, waiting.position)

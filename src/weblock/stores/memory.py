@@ -36,8 +36,10 @@ class MemoryEngine(Engine):
 
     def after_fork(self) -> None:
         self.states: dict[str, KeyState] = {}
-        self.fence = 0
-        """The highest fence of all keys that have no state any more."""
+        self.blank = KeyState()
+        """The state of a key that has none, with the highest fence of all keys that had one."""
+        self.moment = Moment(0.0, 0)
+        """When the change under way happens: there is one at a time."""
         self.pruned_above = 128
         """How many keys there may be before those whose leases have ended are searched and dropped."""
         self.marks: dict[str, float] = {}
@@ -59,24 +61,26 @@ class MemoryEngine(Engine):
         return CellStore(self, notifier, patience=0, beat_patience=0, texts=_MemoryTexts(self))
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
-        states = self.states
+        states, moment = self.states, self.moment
         with self.mutex:
             if self.busy:  # A signal handler has interrupted this thread below.
                 raise EngineUnavailable(self.name, "this thread is already using it")
             try:
                 self.busy = True
-                now = self.now()
-                before = states.get(key) or KeyState(self.fence)
-                step = transition(before, Moment(now, time.time_ns() // 1000))
+                moment.now = now = self.now()
+                moment.fence_floor = time.time_ns() // 1000
+                step = transition(states.get(key) or self.blank, moment)
                 states[key] = state = step.state
-                over = [] if state.grants or state.places or state.voided else [key]
+                over = [] if state.grants or state.places or state.voided else [(key, state)]
                 if len(states) > self.pruned_above:
                     # Rarely, so that it costs each acquisition next to nothing.
-                    over = [key for key in states if current(states[key], Moment(now, 0)).blank]
+                    ended = ((each, current(states[each], moment)) for each in states)
+                    over = [each for each in ended if each[1].blank]
                     self.pruned_above = max(128, 2 * (len(states) - len(over)))
-                for each in over:
-                    self.fence = max(self.fence, states[each].fence)
+                for each, blank in over:
                     del states[each]
+                    if blank.fence > self.blank.fence:
+                        self.blank = blank
             finally:
                 self.busy = False
         return Done(step, now)

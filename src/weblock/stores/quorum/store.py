@@ -71,7 +71,7 @@ class QuorumStore(Store):
                     elsewhere = bool(acquisition.asked - votes.answers(Busy).keys())
                     if not elsewhere:
                         self._engine.acquisitions.pop(claim.owner, None)
-                    return outcome._replace(answer=busy._replace(elsewhere=elsewhere))
+                    return Reply(busy._replace(elsewhere=elsewhere), outcome.now)
                 case Waiting() if await self._wait_behind(key, acquisition, votes):
                     pass
                 case _:
