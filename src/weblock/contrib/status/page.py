@@ -262,7 +262,8 @@ async def _wanted(receive: Receive) -> tuple[str, int]:
     match json.loads(body):
         case {"key": str(key), "fence": int(fence)}:
             return key, fence
-    raise ValueError('send {"key": ..., "fence": ...}')
+        case _:
+            raise ValueError('send {"key": ..., "fence": ...}')
 
 
 def _header(scope: Scope, wanted: bytes) -> list[str]:
