@@ -65,7 +65,7 @@ def growth(effort: Effort) -> Iterator[Findings]:
         curves = {
             f"{name}, {what}": _relative(curve)
             for name, url in urls.items()
-            for what, curve in _used(url, sections).items()
+            for what, curve in _used(server, url, sections).items()
         }
         yield _table("Use of a process ÷ after a fifth, by sections", curves, 1.1)
 
@@ -197,9 +197,9 @@ def _many_keys(keys: int, directory: Path) -> Section:
     return lambda: locks.hold(next(turns))
 
 
-def _used(url: str, sections: int) -> dict[str, Curve]:
-    """The memory and the descriptors that this process has, after each fifth of the sections."""
-    memory, descriptors = Curve(), Curve()
+def _used(server: Server, url: str, sections: int) -> dict[str, Curve]:
+    """The memory and descriptors of this process, and the memory of Redis, after each fifth of the sections."""
+    memory, descriptors, of_server = Curve(), Curve(), Curve()
     with Locks.from_url(url) as locks:
         for number in range(1, sections + 1):
             with locks.hold(f"key-{number}"):
@@ -208,4 +208,7 @@ def _used(url: str, sections: int) -> dict[str, Curve]:
                 pages = int(Path("/proc/self/statm").read_text().split()[1])
                 memory[number] = pages * resource.getpagesize()
                 descriptors[number] = len([*Path("/proc/self/fd").iterdir()])
-    return {"memory": memory, "descriptors": descriptors}
+                with server.client() as client:
+                    of_server[number] = client.info("memory")["used_memory"]
+    curves = {"memory": memory, "descriptors": descriptors}
+    return curves | {"memory of the server": of_server} if "redis" in url else curves
