@@ -39,7 +39,7 @@ from ..kit.idempotency import (
 from ..kit.sql import Kind
 from .answers import answer_for
 from .database import placed, read_statement
-from .middleware import instance_of, lock
+from .middleware import called_by, instance_of, lock
 from .settings import locks
 from .view_lock import DEFAULT, in_thread, is_rest
 
@@ -88,6 +88,8 @@ def idempotent(
     spec = ViewSpec.written(caller, using=using, alias=alias, **options)  # type: ignore[call-arg]
 
     def decorate(view: F) -> F:
+        called = called_by(view)
+
         def execute(call: Callable[[], Any], request: Any) -> Any:
             if request.method not in METHODS:
                 atomic = connections[using].settings_dict["ATOMIC_REQUESTS"]
@@ -97,7 +99,7 @@ def idempotent(
 
         def serve(*args: Any, **kwargs: Any) -> Any:
             # The dispatch of an async class is a function that returns a coroutine.
-            if getattr(type(instance_of(view, args)), "view_is_async", False):
+            if getattr(type(instance_of(called, args)), "view_is_async", False):
                 return aserve(*args, **kwargs)
             return execute(partial(view, *args, **kwargs), request_of(args, kwargs))
 

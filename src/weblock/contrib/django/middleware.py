@@ -182,13 +182,14 @@ def lock(
             )
         # Those of decorators below are acquired along with it, in one order.
         together = tuple(dict.fromkeys((wanted, *marks_of(view))))
+        called = called_by(view)
 
         async def aheld(*args: Any, **kwargs: Any) -> Any:
             return await _serve(TaskLeases, together, view, args, kwargs)
 
         def held(*args: Any, **kwargs: Any) -> Any:
             # A method such as dispatch may return an async method's coroutine.
-            if getattr(type(instance_of(view, args)), "view_is_async", False):
+            if getattr(type(instance_of(called, args)), "view_is_async", False):
                 return aheld(*args, **kwargs)
             return drive(_serve(ThreadLeases, together, view, args, kwargs))
 
@@ -282,7 +283,7 @@ async def _serve(
     held = outer or kind(request)
     together = tuple(each for each in together if each.takes(request.method))
     # A decorator above may have read rows for the view, which are arguments or kept by its instance.
-    given = [*args, *getattr(instance_of(view, args), "__dict__", {}).values()]
+    given = [*args, *getattr(instance_of(called_by(view), args), "__dict__", {}).values()]
 
     async def acquire_and_work() -> Any:
         is_acquiring = True
@@ -330,7 +331,8 @@ async def _work(
             )
     finally:
         held.request.weblock = before  # type: ignore[attr-defined]
-    held.prove(wanted)
+    held.check_done()
+    held.proven.add(wanted)
     return response
 
 
@@ -344,7 +346,6 @@ def called_by(view: View) -> Any:
     return view
 
 
-def instance_of(view: View, args: tuple[Any, ...]) -> object:
-    """Return the instance whose method is decorated, or else the first argument."""
-    called = called_by(view)
+def instance_of(called: Any, args: tuple[Any, ...]) -> object:
+    """Return the instance whose method is ``called_by`` decorators, or else the first argument."""
     return getattr(getattr(called, "func", called), "__self__", args[0] if args else None)

@@ -35,7 +35,7 @@ from ..._platform.logs import logger
 from ..._platform.threads import running_loop
 from ..._runtime.runtimes import drive, part_of
 from ...aio import AsyncLease
-from ...errors import ConfigurationError, LeaseLost, WeblockError
+from ...errors import ConfigurationError, WeblockError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
 from ..asgi.request import SCOPE_KEY, AsyncRequestLocks
@@ -87,7 +87,8 @@ class ViewLeases(RequestLeases[BaseLease]):
         """What could not be acquired last, and why: weakly, for the error's traceback refers to this."""
         self._waiting = False
         self._unwanted = False
-        self._proven: set[ViewLock] = set()
+        self.proven: Final[set[ViewLock]] = set()
+        """The locks under which all work is done, or checked at COMMIT."""
         self._taken: dict[ViewLock, BaseLease | None] = {}
         """The lease of each lock all of whose keys were acquired at once."""
         self.by_lock: dict[ViewLock, tuple[CheckedKey, ...]] = {}
@@ -109,14 +110,6 @@ class ViewLeases(RequestLeases[BaseLease]):
         """
         self._unwanted = True
         return self._waiting or not self.book.keys
-
-    def prove(self, lock: ViewLock) -> None:
-        """Notes that what runs under ``lock`` has returned: its work is done, or checked at COMMIT.
-
-        Raises ``LeaseLost`` if a lease was lost before.
-        """
-        self.check_done()
-        self._proven.add(lock)
 
     def lock_behind(self, error: Exception) -> ViewLock | None:
         """Return the lock that says how ``error`` is answered.
@@ -146,8 +139,11 @@ class ViewLeases(RequestLeases[BaseLease]):
         self.request.weblock = lease  # type: ignore[attr-defined]
 
     async def serve(self, work: Callable[[], Any]) -> Any:
-        """Run ``work``, which may acquire, and release when it has ended, however it ended."""
-        loss = None
+        """Run ``work``, which may acquire, and release when it has ended, however it ended.
+
+        Return its response, or another one if the lock was lost before it was made. A header of it tells
+        how long the request has waited for its lock.
+        """
         part, checked = part_of.set(self.book.flow), checked_at_commit.set(self)
         try:
             response = work()
@@ -158,16 +154,12 @@ class ViewLeases(RequestLeases[BaseLease]):
             part_of.reset(part)
             self.guard = None
             loss = await self.release()
-        return await self.answered(response, loss)
-
-    async def answered(self, response: Any, loss: LeaseLost | None) -> Any:
-        """Return the response, or another one if the lock was lost before it was made."""
         is_whole = isinstance(
             response, HttpResponseBase
         )  # Else it is an inner function's own affair.
         if loss and not (is_whole and response.status_code >= 500):  # Such a one promises nothing.
             # Whether all work under the request's locks is done; a rule's never is.
-            if not self.by_lock.keys() <= self._proven:
+            if not self.by_lock.keys() <= self.proven:
                 instead = await answer_for(self, self.request, loss, self.call)
                 if is_whole:
                     close_together(instead, response)
@@ -178,11 +170,7 @@ class ViewLeases(RequestLeases[BaseLease]):
                     " [weblock.loss_unreported]",
                     loss.message,
                 )
-        return self.timed(response) if is_whole else response
-
-    def timed(self, response: HttpResponseBase) -> HttpResponseBase:
-        """Return the response with a header that tells how long the request waited for its lock."""
-        if self.waited is not None:
+        if is_whole and self.waited is not None:
             others = response.headers.get("Server-Timing")
             own = f"lock;dur={1000 * self.waited:.1f}"
             response.headers["Server-Timing"] = f"{others}, {own}" if others else own
@@ -314,11 +302,15 @@ def _prepare(request: HttpRequest, body_wait: float | None) -> None:
         in_time(lambda: request.body, patience, descriptor_of(request.META))
 
 
+_MAYBE_ROW: Final[tuple[type, ...]] = (LazyObject, Model)
+"""In this order, so that what is lazy is not read."""
+
+
 def kept_rows(values: Iterable[object]) -> list[Model]:
     """Return the stored rows among the values, each once; a lazy row only if it has been read already."""
     found: dict[int, Model] = {}
-    for each in values:
-        value = stands_for(each) if isinstance(each, LazyObject) else each  # Most are not lazy.
+    for each in [each for each in values if isinstance(each, _MAYBE_ROW)]:  # Most are neither.
+        value = stands_for(each) if isinstance(each, LazyObject) else each
         if isinstance(value, Model) and not value._state.adding:  # noqa: SLF001 - Django documents it
             found[id(value)] = value
     return list(found.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
 from http.cookies import SimpleCookie
 from typing import Any, Final, Self
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -79,12 +80,12 @@ class LockSpec:
                 said[each.name] = sorted(value) if isinstance(value, frozenset) else value
         return said
 
-    @property
+    @cached_property
     def templates(self) -> tuple[KeyTemplate, ...]:
         """The templates among its keys."""
         return tuple(key for key in self.keys if isinstance(key, KeyTemplate))
 
-    @property
+    @cached_property
     def functions(self) -> tuple[KeyFunction, ...]:
         """The functions among its keys."""
         return tuple(key for key in self.keys if not isinstance(key, KeyTemplate))
