@@ -397,26 +397,22 @@ class LockMiddleware(RuleMiddleware[App]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request or websocket; pass anything else on."""
-        match scope["type"]:
-            case "http":
-                found = self._find(scope["method"], scope)
-            case "websocket":
-                found = self._find("WEBSOCKET", scope)
-            case _:
-                await self._layer(scope, receive, send)
-                return
+        kind = scope["type"]
+        if kind not in ("http", "websocket"):
+            await self._layer(scope, receive, send)
+            return
+        method = scope["method"] if kind == "http" else "WEBSOCKET"
+        root_path = self.root_path or scope.get("root_path", "")
+        found: Match | StrangePath | None
+        try:
+            found = self.rules.find(method, scope["path"], root_path=root_path)
+        except StrangePath as error:
+            found = error
         if found is None:
             await self.app(scope, receive, send)
         else:
             inside = partial(self._inside, found)
             await self._layer(scope, receive, send, inside)
-
-    def _find(self, method: str, scope: Scope) -> Match | StrangePath | None:
-        root_path = self.root_path or scope.get("root_path", "")
-        try:
-            return self.rules.find(method, scope["path"], root_path=root_path)
-        except StrangePath as error:
-            return error
 
     async def _inside(
         self, found: Match | StrangePath, scope: Scope, receive: Receive, send: Send

@@ -12,7 +12,7 @@ from flask import Flask, Response, current_app, request
 from ..._platform.forks import Mutex
 from ..._runtime.runtimes import drive
 from ...errors import ConfigurationError, LockTimeout
-from ...keys import CheckedKey, KeyTemplate, signature_of
+from ...keys import CheckedKey, signature_of
 from ...sync import Lease, Locks
 from ..kit import Execution, LockSpec, lacking, name_of, request_values, required_by, wanted_by
 from ..kit.idempotency import (
@@ -96,9 +96,13 @@ def decorated(view: F, lock: LockSpec) -> F:
         wanted = [each for each in together if not each.methods or request.method in each.methods]
         if lock in wanted:  # Else those of decorators below lock by themselves.
             values = {**defaults, **(request.view_args or {}), **kwargs}
+            query, headers = query_of(request.environ), headers_of(request.environ)
+            values_for = functools.partial(
+                request_values, path=values, query=query, headers=headers, of_view=True
+            )
             keys = {
                 each: each.made_of(
-                    lambda template: _values(template, values),
+                    values_for,
                     lambda function: current_app.ensure_sync(function)(
                         **wanted_by(function, values)
                     ),
@@ -110,11 +114,6 @@ def decorated(view: F, lock: LockSpec) -> F:
 
     setattr(held, _MARK, together)
     return held  # type: ignore[return-value]
-
-
-def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str, object]:
-    query, headers = query_of(request.environ), headers_of(request.environ)
-    return request_values(template, path=values, query=query, headers=headers, of_view=True)
 
 
 def acquire(wanted: Mapping[LockSpec, tuple[CheckedKey, ...]]) -> Lease | None:
