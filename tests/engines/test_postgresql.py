@@ -220,6 +220,20 @@ class TestStatements:
             locks.acquire("key", ttl=LONG, wait=PATIENCE).release()
 
 
+CROWD = 50
+
+
+async def visit(locks: AsyncLocks) -> int:
+    async with locks.hold("key") as lease:
+        return lease.fence
+
+
+def queued(url: str) -> int:
+    with Locks.from_url(varied(url, timeout=21)) as locks:
+        found = locks.inspect("key")
+        return len(found.waiters) if found else 0
+
+
 class TestTurns:
     """Callers of one process change a key one after the other, except for those that release it."""
 
@@ -248,6 +262,54 @@ class TestTurns:
         await links.in_turn("default:k", work)
         await locks.close()
         await others.close()
+
+    async def test_a_crowd_joins_the_queue_at_once(self, url, monkeypatch) -> None:
+        """Of tasks that come at the same time, one reads and writes the row for all; and each gets the key."""
+        async with AsyncLocks.from_url(url, ttl=LONG, wait=PATIENCE) as locks:
+            async with locks.hold("key"):
+                asked = Asked(locks, monkeypatch)
+                tasks = [asyncio.create_task(visit(locks)) for _ in range(CROWD)]
+                await asyncio.to_thread(eventually, lambda: queued(url) == CROWD)
+                assert len(asked.names) < CROWD / 4
+            assert len(set(await asyncio.gather(*tasks))) == CROWD
+
+    def test_so_does_a_crowd_of_threads(self, url) -> None:
+        """None of them is turned away because the others change the row, too."""
+        with (
+            Locks.from_url(url, ttl=LONG, wait=PATIENCE) as locks,
+            ThreadPoolExecutor(CROWD) as pool,
+        ):
+
+            def visit(_number: int) -> int:
+                with locks.hold("key") as lease:
+                    return lease.fence
+
+            assert len(set(pool.map(visit, range(CROWD)))) == CROWD
+
+    async def test_a_caller_whose_turn_is_cancelled_takes_nobody_along(
+        self, url, monkeypatch
+    ) -> None:
+        """Those for whom it was about to acquire the key do so without it."""
+        async with AsyncLocks.from_url(url, ttl=LONG, wait=PATIENCE) as locks:
+            cells = locks._locker.store._cells  # type: ignore[attr-defined]
+            update, started = cells._update_now, asyncio.Event()
+
+            async def hang(*_arguments: Any) -> None:
+                monkeypatch.setattr(cells, "_update_now", update)
+                started.set()
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr(cells, "_update_now", hang)
+            first = asyncio.create_task(visit(locks))
+            await started.wait()
+            others = [asyncio.create_task(visit(locks)) for _ in range(3)]
+            await asyncio.sleep(0)
+            monkeypatch.setattr(cells, "_update_now", hang)
+            started.clear()
+            first.cancel()
+            await started.wait()
+            others[0].cancel()
+            assert len(set(await asyncio.gather(*others[1:]))) == 2
 
 
 async def test_a_task_that_is_cancelled_leaves_its_statement(url) -> None:

@@ -25,6 +25,7 @@ from .statements import INTRODUCE
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
 
+    from .cells import Caller
     from .engine import PostgreSQLEngine
 
 T = TypeVar("T")
@@ -47,6 +48,8 @@ class OfThreads:
         """Errors that another connection would not change."""
         self._renews = renews
         self._turns = [turns(1) for _ in range(STRIPES)]
+        self.callers: list[Caller] = []
+        """Those that acquire keys now, or wait for their turn: all threads, or the tasks of a loop."""
 
     async def ask(self, statement: bytes, *parameters: Parameter) -> list[Row]:
         """Return the rows that a statement results in. Raises psycopg's errors, or ``Unfit``."""
@@ -89,6 +92,10 @@ class OfLoops:
         self._silence = engine.silence
         self._turns = ByLoop(_Turns)
 
+    @property
+    def callers(self) -> list[Caller]:
+        return self._turns.here().callers
+
     def ask(self, statement: bytes, *parameters: Parameter) -> Awaitable[list[Row]]:
         return self._loops.use(lambda link: link.ask(statement, *parameters))
 
@@ -114,6 +121,7 @@ class _Turns:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.locks = [asyncio.Lock() for _ in range(STRIPES)]
+        self.callers: list[Caller] = []
 
     def close(self) -> None:
         pass
