@@ -216,8 +216,7 @@ class ClusterServers(EngineServer):
         """The leases, in the time of the master where they are; nobody looks at queues here."""
         _bucket, names = LAYOUT.of_key(key)
         for master in self.masters:
-            found: Any = master.model.values.get(names[0])
-            if found and found.get("count"):
+            if master.model.in_common(names[0]).get("count", "0") != "0":
                 args = (master.model.incarnation, "0", "asking")
                 _now, *said = master.model.evaluate(scripts.LOOK, names[:1], args)
                 return _state(*said)._replace(places={}, voided=())

@@ -141,7 +141,7 @@ EXPECTED: Final = {
     "release in a quorum": 5,
     "acquire in a quorum": 5,
     "acquire after one gave up": 6,
-    "refused when that one is forgotten": 9,
+    "refused when that one is forgotten": 8,
     "one of three": 5,
     "third of three": 6,
     "renew three": 8,

@@ -81,11 +81,14 @@ class Lives:
     def _check_lease(self, kept: set[str], expires: dict[str, int]) -> None:
         fields = self._fields(kept)
         leases = [value.split() for field, value in fields.items() if field.startswith("lease:")]
-        gave_up = [int(each.split()[1]) for each in fields.get("voided", "").split(";") if each]
+        voided = self._model.in_common(self._lock).get("voided", "") if fields else ""
+        gave_up = [int(each.split()[1]) for each in voided.split(";") if each]
         until = max([int(lease[3]) for lease in leases] + gave_up, default=0)
         latest = max(self._now, until) + DAY + MINUTE + GRAIN
         assert expires.get(self._lock, 0) <= latest, "a lease's key outlives it by far too long"
-        assert expires.get(self._queue, 0) <= self._now + DAY + GRAIN, "so does the queue's"
+        assert expires.get(self._queue, 0) <= self._now + DAY + MINUTE + GRAIN, (
+            "so does the queue's"
+        )
         if leases and until > self._now:
             assert expires[self._lock] >= until + DAY - GRAIN, "a lease outlives its key"
 

@@ -57,12 +57,14 @@ class QuorumServer(RedisServer):
 
     def holder(self, key: str) -> tuple[str, float, int] | None:
         """Who has the lease there, until when in true time, and its fence."""
-        found: Any = self._model.values.get(LAYOUT.of_key(key)[1][0])
-        if not found or not found.get("holder"):
+        name = LAYOUT.of_key(key)[1][0]
+        owner = self._model.in_common(name).get("holder")
+        if not owner:
             return None
-        lease = found["lease:" + found["holder"]].split()
+        found: Any = self._model.values[name]
+        lease = found["lease:" + owner].split()
         until = self.true(lease[3])
-        return (found["holder"], until, int(lease[1])) if until > self._world.now else None
+        return (owner, until, int(lease[1])) if until > self._world.now else None
 
     def owners(self) -> Iterator[tuple[str, str]]:
         """Who has something there that has not ended, and of which key."""

@@ -524,12 +524,13 @@ def _released_on_the_way(rig: Rig) -> None:
     rig.now += 600 * SECOND
     slot.acquire("a")
     slot.whole(scripts.ACQUIRE, "b", "p", "", micros(5), "9", "0")
-    fence = slot.here.values[slot.keys[0]]["fence"]  # type: ignore[index]
+    fence = slot.here.in_common(slot.keys[0])["fence"]
     slot.take()
     assert slot.alone(scripts.RELEASE, "a", "0")[0] == b"released"
     assert slot.alone(scripts.RELEASE, "b", micros(60))[0] == b"gone"
     kept: Any = slot.here.values[slot.keys[0]]
-    assert (kept["fence"], kept["voided"].split()[0]) == (fence, "b")
+    common = slot.here.in_common(slot.keys[0])
+    assert (common["fence"], common["voided"].split()[0]) == (fence, "b")
     assert not [field for field in kept if field.startswith(("lease:", "place:"))]
     assert slot.alone(scripts.RELEASE, "c", micros(60))[0] == b"gone"
     rig.now += 13 * SECOND

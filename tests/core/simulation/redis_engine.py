@@ -121,8 +121,8 @@ class RedisEngine(EngineServer):
     def _write_anew(self, key: str) -> None:
         """Has a heartbeat of nobody do to leases of another run what each script does to them first."""
         _bucket, keys = LAYOUT.of_key(key)
-        lock: Any = self._model.values.get(keys[0], {})
-        if lock.get("count") and lock["run"] != f"r{self._model.run}":
+        lock = self._model.in_common(keys[0])
+        if lock and lock["count"] != "0" and lock["run"] != f"r{self._model.run}":
             self._evaluate(scripts.RENEW, keys)
 
     def _run(self, request: Changing) -> Any:

@@ -45,6 +45,11 @@ class RedisModel:
         """What a client that connects now knows it by."""
         return f"r{self.run}:i{self.replid}"
 
+    def in_common(self, key: str) -> dict[str, str]:
+        """What a lock's leases have in common, by the names of ``head.lua``."""
+        value: Any = self.values.get(key)
+        return dict(zip(_IN_COMMON, value["lock"].split(" ", 9), strict=True)) if value else {}
+
     def evaluate(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
         _serving[0] = self
         self._wrote = False
@@ -256,6 +261,19 @@ class RedisModel:
 
 
 _NEVER = 1 << 62
+
+_IN_COMMON = [
+    "fence",
+    "count",
+    "run",
+    "holder",
+    "least",
+    "mixed",
+    "soonest",
+    "longest",
+    "asked",
+    "voided",
+]
 
 _MEMORY = frozenset({"SET", "HSET", "HINCRBY", "ZADD"})
 """What a server refuses whose memory is full."""

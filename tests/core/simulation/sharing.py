@@ -139,7 +139,7 @@ def _kept(rig: Rig) -> None:
     rig.acquire("c", 2)
     kept = dict(rig.model._expires)
     assert kept[lock] == rig.now + 4 * DAY
-    assert kept[queue] == rig.now + DAY
+    assert kept[queue] == rig.now + DAY + 60 * SECOND
     rig.release("a")
     assert rig.model._expires[lock] >= rig.now + DAY + 10 * SECOND
 
@@ -224,7 +224,7 @@ def _thousands(rig: Rig) -> None:
     rig.now += DAY
     rig.acquire("second", SHARED)
     assert rig.holders() == ["second"]
-    assert len(rig.fields()) < 20
+    assert rig.fields().keys() == {"lock", "lease:second"}
 
 
 CASES: Final = {

@@ -2,9 +2,8 @@
 -- fences are larger.
 
 settle()
-save()
-if lock.count == 0 then
-  return { 'gone', now }
+if lock.count > 0 then
+  lock.asked, changed = lock.fence, true
 end
-redis.call('HSET', LOCK, 'asked', text(lock.fence))
-return { 'asked', now }
+save()
+return { lock.count > 0 and 'asked' or 'gone', now }

@@ -1,17 +1,20 @@
 -- A lock has three keys, which share a hash tag and so move to another server of a cluster together.
 --
--- LOCK   a hash. "fence" is the last fence. There is a field for each lease and each place:
+-- LOCK   a hash. There is a field for each lease and each place:
 --          lease:<owner>  "<limit> <fence> <since> <until> <length> <confirmed> <run> <process> <label>"
 --          place:<owner>  "<until> <ttl> <ticket> <limit> <process> <label>"
---        So that a script need not read all leases, LOCK also has what they have in common:
+--        "places" is the number of the last place. So that a script need not read all leases, and as one
+--        field is read and written faster than ten, what they have in common is in "lock", in this order:
+--          fence    the last fence
 --          count    how many leases there are
---          holder   the owner of one of them, of the oldest if there is just one
---          limit    the smallest limit of them, and "mixed" if their limits differ
---          soonest  none of them ends before
---          length   none of them was longer when it was written
 --          run      the run of the server that wrote all of them, or nothing if several did
---        Furthermore "places" is the number of the last place, "asked" the last fence of the holders
---        that were asked to release, and "voided" the owners that gave up: "<owner> <until>;" for each.
+--          holder   the owner of one of them, of the oldest if there is just one
+--          least    the smallest limit of them
+--          mixed    1 if their limits differ
+--          soonest  none of them ends before
+--          longest  none of them was longer when it was written
+--          asked    the last fence of the holders that were asked to release
+--          voided   the owners that gave up: "<owner> <until>;" for each
 -- QUEUE  a sorted set: the waiters' owners, by their ticket, or by the number of their place
 -- EPOCH  a hash: what is remembered of the server, for all locks of a bucket
 --          format     the version of this layout
@@ -35,7 +38,7 @@ local WHERE = ARGV[3] -- "single", "sentinel", "cluster", or "asking": after ASK
 local FORMAT = '1'
 local SECOND = 1000000
 local MINUTE = 60 * SECOND
-local DAY = 86400000 -- Milliseconds.
+local DAY, DAY_AND_MINUTE = 86400000, '86460000' -- Milliseconds.
 local RING = '%s %.0f %.0f' -- What is published: the owner, its fence, and when its lease ends.
 
 -- Once, for the clock may move while a script runs.
@@ -59,11 +62,21 @@ local known = told[2] == RUN and checked <= now and now <= checked + SECOND
 
 -- The lock: what its leases have in common, and what the caller has.
 local mine, waits = 'lease:' .. (ARGV[4] or ''), 'place:' .. (ARGV[4] or '')
-local got = redis.call('HMGET', LOCK, 'fence', 'count', 'holder', 'limit', 'mixed', 'soonest', 'length', 'run',
-  'asked', 'voided', 'places', mine, waits)
+local got = redis.call('HMGET', LOCK, 'lock', 'places', mine, waits)
+local fence, count, run, holder, least, mixed, soonest, longest, asked, voided =
+  '0', '0', RUN, '', '0', '0', '0', '0', '0', ''
+if got[1] then
+  fence, count, run, holder, least, mixed, soonest, longest, asked, voided =
+    string.match(got[1], '^(%d+) (%d+) (%w*) (%S*) (%d+) ([01]) (%d+) (%d+) (%d+) (.*)$')
+end
 
 local function text(number)
   return string.format('%.0f', number)
+end
+
+-- How long a key is kept of which something lasts for so long.
+local function kept_for(length)
+  return length <= MINUTE and DAY_AND_MINUTE or text(DAY + length / 1000)
 end
 
 -- The fence of a new lease: above the last, not before its owner came as far as its ticket can be

@@ -46,7 +46,7 @@ local function why()
 end
 
 local function keep(key, length)
-  redis.call('PEXPIRE', key, text(DAY + length / 1000))
+  redis.call('PEXPIRE', key, kept_for(length))
 end
 
 -- A server whose memory is full refuses a script's first write if it may need memory, and allows
@@ -139,24 +139,24 @@ local recovers = now < recovered_at
 local grants = not AWAY and not recovers
 
 local lock = {
-  fence = tonumber(got[1]) or 0,
-  count = tonumber(got[2]) or 0,
-  holder = got[3] or '',
-  limit = tonumber(got[4]) or HUGE,
-  mixed = got[5] == '1',
-  soonest = tonumber(got[6]) or HUGE,
-  length = tonumber(got[7]) or 0,
-  run = got[8] or RUN,
-  asked = tonumber(got[9]) or 0,
-  voided = got[10] or '',
-  places = tonumber(got[11]) or 0,
+  fence = tonumber(fence),
+  count = tonumber(count),
+  holder = holder,
+  limit = count == '0' and HUGE or tonumber(least),
+  mixed = mixed == '1',
+  soonest = count == '0' and HUGE or tonumber(soonest),
+  length = tonumber(longest),
+  run = run,
+  asked = tonumber(asked),
+  voided = voided,
+  places = tonumber(got[2]) or 0,
 }
 local changed = false -- Whether it must be written at the end.
 local lasts_longer = false -- Whether it must be kept longer than until now.
 local nobody_waits = ALONE -- Whether QUEUE is known to be empty.
 
 -- The fields of leases and places: what was read, what is to be written, and what is to go.
-local fields, puts, drops = { [mine] = got[12], [waits] = got[13] }, {}, {}
+local fields, puts, drops = { [mine] = got[3], [waits] = got[4] }, {}, {}
 
 local function field(name)
   if fields[name] == nil then
@@ -452,20 +452,11 @@ local function save()
     end
     return
   end
-  puts.fence, puts.run = text(lock.fence), lock.run
-  if lock.count > 0 then
-    puts.count, puts.holder, puts.limit, puts.mixed = lock.count, lock.holder, text(lock.limit), lock.mixed and '1' or '0'
-    puts.soonest, puts.length = text(lock.soonest), text(lock.length)
-  else
-    for _, name in ipairs({ 'count', 'holder', 'limit', 'mixed', 'soonest', 'length', 'asked' }) do
-      drops[name] = true
-    end
+  if lock.count == 0 then
+    lock.limit, lock.soonest, lock.asked = 0, 0, 0
   end
-  if lock.voided ~= '' then
-    puts.voided = lock.voided
-  elseif got[10] then
-    drops.voided = true
-  end
+  puts.lock = string.format('%.0f %.0f %s %s %.0f %s %.0f %.0f %.0f %s', lock.fence, lock.count, lock.run, lock.holder,
+    lock.limit, lock.mixed and '1' or '0', lock.soonest, lock.length, lock.asked, lock.voided)
   if lock.places > 0 then
     puts.places = lock.places
   end
