@@ -45,7 +45,7 @@ def growth(effort: Effort) -> Iterator[Findings]:
             "Redis": f"redis://127.0.0.1:{server.port}?recovery=off",
             "PostgreSQL": f"{postgres.url()}?create=true&recovery=off",
         }
-        # PostgreSQL refuses some of a thousand that change one row at once.
+        # A row of PostgreSQL has all waiters for its key, and is read and written whole.
         sizes = dict.fromkeys(urls, WAITERS) | {"PostgreSQL": WAITERS[:2]}
         curves = {
             name: _relative(_least(sizes[name], partial(_hand_over, url)))
