@@ -6,6 +6,7 @@ One credit is left and three requests want it: one buys, however each of them ha
 import asyncio
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
@@ -534,6 +535,20 @@ async def test_a_session_older_than_the_request_reads_again(server, database, ur
     async with client_of(app) as client:
         assert (await client.post("/")).json() == 5
     await of.close()
+
+
+def test_an_abstract_class_of_sessions_is_passed_over():
+    """It has no sessions; the classes that are made from it are known."""
+
+    class Abstract(Session, ABC):
+        @abstractmethod
+        def shard(self) -> str: ...
+
+    class Concrete(Abstract):
+        def shard(self) -> str:
+            return "one"
+
+    assert Concrete in sessions.known_classes()
 
 
 async def test_a_session_whose_beginning_is_not_reported_reads_again(server, database, url):

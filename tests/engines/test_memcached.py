@@ -245,6 +245,9 @@ class TestServers:
                     assert server.ask(b"flush_all") == b"OK"
                     if "reset" in how:  # Then the server counts no flush, nor anything else.
                         assert server.ask(b"stats reset") == b"RESET"
+                        # Writes that are refused count as commands, and change nothing.
+                        for _ in range(100):
+                            server.ask(b"add taken 0 0 1\r\n1")
                 else:
                     server.kill()
                     server.start()
@@ -429,7 +432,7 @@ class TestServers:
         ("memcached://h:0", "names no server"),
         ("memcached://h:99999", "names no server"),
         ("memcached://h/path", "names no server"),
-        ("memcached://a..b", "names the server 'a..b'"),
+        ("memcached://a..b", "names a server, and no host can have that name"),
         ("memcached://joe:secret@h", "no such login"),
         ("memcached://a,b", "several servers"),
         ("memcached://h?ttl=3", "no memcached option 'ttl'"),

@@ -28,6 +28,7 @@ from weblock._core.ports import CheckAgain, Granted, Message, Pulse
 from weblock._core.table import Claim
 from weblock._runtime.runtimes import drive
 from weblock.cli.app import app
+from weblock.stores.postgresql.cells import Together
 from weblock.stores.postgresql.engine import PostgreSQLEngine
 from weblock.stores.postgresql.links import AsyncioLink, BlockingLink, OfThreads
 from weblock.stores.postgresql.settings import parse
@@ -285,6 +286,50 @@ class TestTurns:
                     return lease.fence
 
             assert len(set(pool.map(visit, range(CROWD)))) == CROWD
+
+    async def test_a_recovery_that_concerns_another_stops_nobody(self, url, monkeypatch) -> None:
+        """If one of several callers may not have a lease yet, each asks by itself."""
+        async with AsyncLocks.from_url(url, ttl=LONG, wait=PATIENCE) as locks:
+            cells = locks._locker.store._cells  # type: ignore[attr-defined]
+            replace = cells._replace
+
+            async def recovering(reading: Any, transition: Any) -> Any:
+                if isinstance(transition, Together):
+                    raise EngineRecovering("postgresql", "it was restored", retry_after=LONG)
+                return await replace(reading, transition)
+
+            monkeypatch.setattr(cells, "_replace", recovering)
+            async with locks.hold("key"):
+                tasks = [asyncio.create_task(visit(locks)) for _ in range(3)]
+                await asyncio.to_thread(eventually, lambda: queued(url) == len(tasks))
+            assert len(set(await asyncio.gather(*tasks))) == len(tasks)
+
+    def test_nobody_acquires_for_a_thread_that_has_its_answer(self, url) -> None:
+        """Its answer stands, also for those who have their turn before it has left."""
+        with (
+            Locks.from_url(url, ttl=LONG) as locks,
+            Locks.from_url(varied(url, timeout=21)) as others,
+        ):
+            links = locks._locker.store._cells._links  # type: ignore[attr-defined]
+            has_answer, may_leave = threading.Event(), threading.Event()
+
+            class Slow(list[Any]):
+                def remove(self, caller: Any) -> None:
+                    if not has_answer.is_set():
+                        has_answer.set()
+                        assert may_leave.wait(PATIENCE)
+                    super().remove(caller)
+
+            links.callers = Slow()
+            with ThreadPoolExecutor() as pool:
+                with others.hold("key"):
+                    refused = pool.submit(locks.acquire, "key", wait=0)
+                    assert has_answer.wait(PATIENCE)
+                locks.acquire("key", wait=PATIENCE).release()
+                may_leave.set()
+                with pytest.raises(LockTimeout):
+                    refused.result()
+            assert locks.inspect("key") is None
 
     async def test_a_caller_whose_turn_is_cancelled_takes_nobody_along(
         self, url, monkeypatch
@@ -549,12 +594,14 @@ class TestFaults:
                 store.acquire("key", Claim("c", "", LONG, "", limit=2), room=9),
                 store.release("key", "c"),
                 store.release("key", "d", void=LONG),
+                store.acquire("key", Claim("e", "", LONG, ""), room=9),
+                store.force_release("key"),
             ):
                 drive(work)
             with psycopg.connect(server.url()) as connection:
                 seen = connection.execute("SELECT setting FROM commits ORDER BY number").fetchall()
             assert [setting == "on" for (setting,) in seen] == [
-                True, False, True, True, False, True, False, True,
+                True, False, True, True, False, True, False, True, True, True,
             ]  # fmt: skip
 
     def test_a_server_that_hangs_is_given_up_in_time(self, server) -> None:

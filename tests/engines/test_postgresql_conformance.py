@@ -39,7 +39,7 @@ class Rows:
         self._cells: Any = self._store._cells
         self._notifier = self._store._notifier = LocalNotifier(Switchboard())
         self._links, self._cells._links = self._cells._links, self
-        self.in_turn = self._links.in_turn
+        self.in_turn, self.callers = self._links.in_turn, self._links.callers
 
     async def ask(self, statement: bytes, *parameters: Any) -> list[Row]:
         now = f"{self._clock.now / 1e6!r}::float8"

@@ -226,7 +226,7 @@ def test_another_layout_is_named(server: Server) -> None:
     name = "weblock:{0}:epoch"
     server.command("HSET", name, "format", "0")
     with Locks.from_url(server.url()) as locks:
-        with pytest.raises(ConfigurationError, match=r"in the format '0'.*the format '1'"):
+        with pytest.raises(ConfigurationError, match=r"in the format '0'.*the format '2'"):
             locks.acquire("a")
         assert server.command("KEYS", "*") == [name]
         assert server.command("HLEN", name) == 1
@@ -239,7 +239,7 @@ def test_a_lease_is_given_back_although_another_version_has_come(
     with Locks.from_url(server.url(recovery="off"), ttl=TTL) as locks:
         with locks.hold("a"):
             server.command("HSET", "weblock:{0}:epoch", "format", "0")
-        server.command("HSET", "weblock:{0}:epoch", "format", "1")
+        server.command("HSET", "weblock:{0}:epoch", "format", "2")
         locks.acquire("a", wait=PATIENCE).release()
     assert not [each for each in caplog.records if each.levelname == "CRITICAL"]
 

@@ -78,9 +78,9 @@ class MemoryEngine(Engine):
                     over = [each for each in ended if each[1].blank]
                     self.pruned_above = max(128, 2 * (len(states) - len(over)))
                 for each, blank in over:
-                    del states[each]
                     if blank.fence > self.blank.fence:
                         self.blank = blank
+                    del states[each]
             finally:
                 self.busy = False
         return Done(step, now)

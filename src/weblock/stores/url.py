@@ -132,10 +132,12 @@ def parts_of(url: str) -> tuple[str, str, str]:
         try:
             name.encode("idna")  # As every lookup does. Drivers pass its error on as it is.
         except UnicodeError as error:
+            # Without an ``@``, it may be a password whose server was forgotten.
+            named = f" {name!r:.80}" if userinfo else ""
             raise ConfigurationError(
-                f"the {scheme}:// URL names the server {name!r:.80}, and no host can have that name:"
+                f"the {scheme}:// URL names a server{named}, and no host can have that name:"
                 " write 1 to 63 characters between two dots"
-            ) from error
+            ) from (error if userinfo else None)
     return userinfo, place, query
 
 

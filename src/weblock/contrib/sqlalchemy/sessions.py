@@ -101,7 +101,8 @@ def known_classes() -> list[type[Session]]:
     """
     found = [Session]
     for each in found:
-        _ = object.__new__(each).dispatch
+        if not getattr(each, "__abstractmethods__", None):
+            _ = object.__new__(each).dispatch
         found += each.__subclasses__()
     return found
 

@@ -115,7 +115,7 @@ def begin_generation(client: Client, name: str) -> None:
     client.set(last := f"{name}-last", b"", 60)
     changes, stats = float(client.gets(last)[1] or "inf"), client.stats()
     lost_at = int(stats.get(b"uptime", 0))
-    counted = sum(stats.get(each, 0) for each in (b"cmd_set", b"incr_hits", b"decr_hits"))
+    counted = sum(stats.get(each, 0) for each in (b"total_items", b"incr_hits", b"decr_hits"))
     if stats.get(b"cmd_flush") == stats.get(b"evictions") == 0 and changes <= counted:
         lost_at = min(lost_at, UPTIME_AHEAD)  # Not since it was started.
     client.add(name, b"%d-%s" % (lost_at, os.urandom(8).hex().encode()))

@@ -162,6 +162,8 @@ class Together:
             step = caller.transition(state, moment)
             self.steps.append(step)
             state, woken = step.state, woken + step.woken
+        for step in self.steps:
+            step.state = state  # The queue before each is the same in all, and one is enough.
         return Step(state, step.answer, woken)
 
 
@@ -211,15 +213,16 @@ class RowCells(RacingCells):
 
     async def _acquire(self, caller: Caller, patience: float) -> Done:
         async def acquire() -> Done:
+            alike = [each for each in callers.copy() if each.key == caller.key]
+            together = Together([each for each in alike if each.done is None])
+            if caller.done is None and len(together.callers) > 1:
+                with suppress(EngineRecovering):  # Perhaps only another one would get a lease.
+                    now = (await self._update_now(caller.key, together, patience)).now
+                    for each, step in zip(together.callers, together.steps, strict=True):
+                        each.done = Done(step, now)
             if caller.done is None:
-                alike = [each for each in callers.copy() if each.key == caller.key]
-                together = Together([each for each in alike if each.done is None])
-                if len(together.callers) == 1:
-                    return await self._update_now(caller.key, caller.transition, patience)
-                now = (await self._update_now(caller.key, together, patience)).now
-                for each, step in zip(together.callers, together.steps, strict=True):
-                    each.done = Done(step, now)
-            assert caller.done
+                # Also noted where it is alone: until it has left ``callers``, others see it there.
+                caller.done = await self._update_now(caller.key, caller.transition, patience)
             return caller.done
 
         callers = self._links.callers
@@ -343,6 +346,7 @@ class RowCells(RacingCells):
             after.voided != before.voided
             or after.asked != before.asked
             or any(grant not in before.grants for grant in after.grants)
+            or (len(after.grants) < len(before.grants) and not isinstance(transition, Release))
         )
         what = json.dumps([self._row(reading, step)]), reading.news, must_last
         written = await self._try(self._statements.write, *what)
