@@ -70,6 +70,8 @@ class Target:
     engine: str = "redis"
     own_keys: bool = False
     """Whether each waiter has a key of its own."""
+    database: int = 0
+    """Which one on Redis, and which table of weblock on PostgreSQL."""
 
     @property
     def port(self) -> int:
@@ -82,7 +84,7 @@ class Target:
         """The URLs of the servers, as any library takes them."""
         if self.engine == "postgresql":
             return [f"postgresql://postgres@127.0.0.1:{port}/postgres" for port in self.ports]
-        return [f"redis://127.0.0.1:{port}/0" for port in self.ports]
+        return [f"redis://127.0.0.1:{port}/{self.database}" for port in self.ports]
 
 
 _numbers = itertools.count()
@@ -99,7 +101,9 @@ class Peer:
     sources: Path | None = None
 
     def at(self, target: Target) -> Contender:
-        """It, on these servers."""
+        """It, on these servers. An earlier weblock may have another layout, so it stores elsewhere."""
+        if self.sources:
+            target = replace(target, database=1)
         return self.kind(self.name, partial(self._opened, target), self.sources)
 
     def _opened(self, target: Target, directory: Path) -> Any:
@@ -118,7 +122,7 @@ def _engine(target: Target, directory: Path) -> str | list[str]:
         urls = [f"{url}?recovery=off" for url in target.urls]
         return urls if len(urls) > 1 else urls[0]
     if target.engine == "postgresql":
-        return f"{target.urls[0]}?create=true&recovery=off"
+        return f"{target.urls[0]}?create=true&recovery=off&table=weblock_{target.database}"
     file = f"file://{directory}/weblock?allow_container=true"
     return file if target.engine == "file" else "memory://benchmarks"
 
