@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -75,15 +76,21 @@ class Conditions:
 
     def __str__(self) -> str:
         """The conditions since this was made."""
-        git = ["git", "describe", "--always", "--dirty"]
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
         spent, stolen = map(int.__sub__, _processor_time(), self._before)
         return (
-            f"{time.strftime('%Y-%m-%d')}, commit {commit or 'unknown'}, {os.cpu_count()} cores,"
+            f"{time.strftime('%Y-%m-%d')}, commit {_commit()}, {os.cpu_count()} cores,"
             f" {platform.system()}, Python {platform.python_version()}, load {self._load:.1f} before,"
             f" {stolen / max(1, spent):.1%} of the processors stolen:"
             f" scripts/benchmark {' '.join(sys.argv[1:])}"
         )
+
+
+@cache
+def _commit() -> str:
+    """Return what was checked out when this was asked first, before a page was written."""
+    git = ["git", "describe", "--always", "--dirty"]
+    found = subprocess.run(git, capture_output=True, text=True, check=False).stdout
+    return found.strip() or "unknown"
 
 
 def cpu_seconds(pid: int) -> float:
