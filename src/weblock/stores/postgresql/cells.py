@@ -18,16 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import psycopg
 
 from ..._core.ports import Found, Granted, Reply, Runtime, Texts
-from ..._core.table import (
-    Claim,
-    Grant,
-    Held,
-    KeyState,
-    Moment,
-    Place,
-    Step,
-    Voided,
-)
+from ..._core.table import Claim, Grant, Held, KeyState, Moment, Place, Step, Voided
 from ...errors import ConfigurationError, EngineRecovering, EngineUnavailable
 from .. import codec
 from ..cells import (
@@ -213,12 +204,14 @@ class RowCells(RacingCells):
 
     async def _acquire(self, caller: Caller, patience: float) -> Done:
         async def acquire() -> Done:
-            alike = [each for each in callers.copy() if each.key == caller.key]
-            together = Together([each for each in alike if each.done is None])
-            if caller.done is None and len(together.callers) > 1:
+            if caller.done:
+                return caller.done
+            alike = [each for each in callers.copy() if each.key == caller.key and not each.done]
+            if len(alike) > 1:
+                together = Together(alike)
                 with suppress(EngineRecovering):  # Perhaps only another one would get a lease.
                     now = (await self._update_now(caller.key, together, patience)).now
-                    for each, step in zip(together.callers, together.steps, strict=True):
+                    for each, step in zip(alike, together.steps, strict=True):
                         each.done = Done(step, now)
             if caller.done is None:
                 # Also noted where it is alone: until it has left ``callers``, others see it there.
