@@ -506,6 +506,15 @@ async def test_error_handlers_can_use_what_was_read(server, database, url, locks
     await of.close()
 
 
+def read_before_a_change(session, database):
+    """An account as the session reads it, just before another one sets its credit to 5."""
+    account = session.scalars(ACCOUNT).one()
+    with Session(database) as another:
+        another.execute(update(Account).values(credit=5))
+        another.commit()
+    return account
+
+
 async def test_a_session_older_than_the_request_reads_again(server, database, url):
     """A middleware outside of ``install`` has begun its transaction, and a dependency goes on in it."""
     of = Blocking(server)
@@ -520,11 +529,7 @@ async def test_a_session_older_than_the_request_reads_again(server, database, ur
             return await call_next(request)
 
     def read(request: Request) -> Account:
-        account = request.state.session.scalars(ACCOUNT).one()
-        with Session(database) as another:
-            another.execute(update(Account).values(credit=5))
-            another.commit()
-        return account
+        return read_before_a_change(request.state.session, database)
 
     @app.post("/")
     def view(
@@ -575,11 +580,7 @@ async def test_a_session_whose_beginning_is_not_reported_reads_again(server, dat
             session.begin()
 
     def read(session: Annotated[Session, Depends(of.get_session)]) -> Account:
-        account = session.scalars(ACCOUNT).one()
-        with Session(database) as another:
-            another.execute(update(Account).values(credit=5))
-            another.commit()
-        return account
+        return read_before_a_change(session, database)
 
     @app.post("/")
     def view(
