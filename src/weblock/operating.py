@@ -84,10 +84,10 @@ def release(
         meant = fences if fence is None else {fence}
         locks.ask_release(key)
         give_up_at = time.monotonic() + gently
-        while (left := _fences_of(now := locks.inspect(key)) & meant) and (
-            time.monotonic() < give_up_at
-        ):
+        now = locks.inspect(key)
+        while (left := _fences_of(now) & meant) and time.monotonic() < give_up_at:
             time.sleep(LOOK_AGAIN)
+            now = locks.inspect(key)
         if not left:
             return f"Released {name}, as asked.", None
         if agrees:
