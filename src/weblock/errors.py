@@ -7,6 +7,7 @@ docs/troubleshooting.md. Log lines and warnings end with such a code, too.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 
@@ -16,7 +17,6 @@ class WeblockError(Exception):
     Attributes:
         code: What happened, as a stable name for programs: ``"lease_lost"``. Troubleshooting explains
             each code under a heading of the same name.
-        message: The text without the code.
         args: What the class makes an equal error of, for programs that keep errors as JSON.
     """
 
@@ -26,6 +26,11 @@ class WeblockError(Exception):
         super().__init__(message)
         self.message = str(message)
         self.args = facts or (message,)
+
+    @cached_property
+    def message(self) -> str:
+        """The text without the code; of a subclass that does not call ``__init__``, its arguments."""
+        return Exception.__str__(self)
 
     def __str__(self) -> str:
         return f"{self.message} [weblock.{self.code}]"
@@ -40,14 +45,7 @@ class WeblockError(Exception):
         return f"{text} [weblock.{self.code}]"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__.copy())
-
-
-def _rebuild(cls: type[WeblockError], args: tuple[Any, ...], facts: dict[str, Any]) -> WeblockError:
-    error = cls.__new__(cls)
-    error.args = args
-    error.__dict__.update(facts)
-    return error
+        return type(self).__new__, (type(self),), {**self.__dict__, "args": self.args}
 
 
 class LockTimeout(WeblockError, TimeoutError):
@@ -190,8 +188,8 @@ class ConfigurationError(WeblockError, ValueError):
 
     code = "invalid_setting"
 
-    def __init__(self, message: object = "", *, code: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: object = "", code: str | None = None) -> None:
+        super().__init__(message, *((message, code) if code else ()))
         if code:
             self.code = code
 
@@ -226,7 +224,8 @@ class BodyTimeout(WeblockError):
     def __init__(self, body_wait: float) -> None:
         super().__init__(
             f"the client sent neither 64 KiB nor the end of its request body within"
-            f" body_wait={body_wait:g} s: raise body_wait=, or have a proxy buffer request bodies"
+            f" body_wait={body_wait:g} s: raise body_wait=, or have a proxy buffer request bodies",
+            body_wait,
         )
         self.body_wait = body_wait
 
@@ -245,7 +244,8 @@ class BodyTooLong(WeblockError):
     def __init__(self, max_request: int) -> None:
         super().__init__(
             f"the body of an idempotent request has more than max_request={max_request} bytes:"
-            " raise max_request=, or send less"
+            " raise max_request=, or send less",
+            max_request,
         )
         self.max_request = max_request
 
@@ -260,7 +260,8 @@ class CallerUnknown(WeblockError):
 
     def __init__(self, function: str) -> None:
         super().__init__(
-            f"{function}, the caller= of idempotent=, returned None: no user is logged in"
+            f"{function}, the caller= of idempotent=, returned None: no user is logged in",
+            function,
         )
 
 
@@ -276,8 +277,10 @@ class IdempotencyKeyInvalid(WeblockError):
 
     code = "idempotency_key_invalid"
 
-    def __init__(self, header: str, reason: str, *, missing: bool = False) -> None:
-        super().__init__(f"the request has no usable {header} header: {reason}")
+    def __init__(self, header: str, reason: str, missing: bool = False) -> None:
+        super().__init__(
+            f"the request has no usable {header} header: {reason}", *(header, reason, missing)
+        )
         if missing:
             self.code = "idempotency_key_missing"
         self.header = header
@@ -304,10 +307,11 @@ class TooManyAnswers(WeblockError):
 
     code = "too_many_answers"
 
-    def __init__(self, most: int, *, retry_after: float) -> None:
+    def __init__(self, most: int, retry_after: float) -> None:
         super().__init__(
             f"max_answers={most} answers are stored for this caller: raise max_answers=, or lower"
-            " keep="
+            " keep=",
+            *(most, retry_after),
         )
         self.retry_after = retry_after
 

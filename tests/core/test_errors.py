@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import traceback
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,6 +23,17 @@ from weblock import (
 )
 from weblock.contrib.celery import AlreadyQueued
 from weblock.contrib.kit.guarding import FenceLocked, StaleFence
+from weblock.errors import (
+    AnswerNotStored,
+    AnswersUnavailable,
+    BodyTimeout,
+    BodyTooLong,
+    CallerUnknown,
+    IdempotencyKeyInvalid,
+    IdempotencyKeyReused,
+    StrangePath,
+    TooManyAnswers,
+)
 
 ERRORS = [
     LockTimeout("key", wait=0),
@@ -32,10 +44,40 @@ ERRORS = [
     EngineUnavailable("redis://localhost", "connection refused"),
     EngineRecovering("redis://localhost", "it was started just now", retry_after=7.25),
     ConfigurationError("ttl=-1 must be ..."),
+    ConfigurationError("the Locks is closed", code="closed"),
     InvalidKey("the key is empty"),
+    StrangePath("path '/a//b' ..."),
     AlreadyHeld("key"),
     AlreadyHeld("key", waits=True),
+    BodyTimeout(2.5),
+    BodyTooLong(65536),
+    CallerUnknown("user_of"),
+    IdempotencyKeyInvalid("Idempotency-Key", "it is too long"),
+    IdempotencyKeyInvalid("Idempotency-Key", "it is missing", missing=True),
+    IdempotencyKeyReused("the key was used before"),
+    TooManyAnswers(9, retry_after=2.5),
+    AnswersUnavailable("the database is down"),
+    AnswerNotStored("the response is a stream"),
+    AlreadyQueued("key", task_id="7", remaining=2.5),
+    StaleFence("key", fence=7, newest=9),
+    FenceLocked("key", wait=2.5),
 ]
+
+
+class OutOfStock(WeblockError):
+    """An error of an application that has nothing to tell its base class."""
+
+    def __init__(self, sku: str) -> None:
+        self.sku = sku
+
+
+class Busier(LockTimeout):
+    """One whose base class is one of Python's own errors, too."""
+
+    def __init__(self, sku: str) -> None:
+        self.sku = sku
+
+
 NAMES = [f"{number}-{type(error).__name__}" for number, error in enumerate(ERRORS)]
 
 
@@ -56,15 +98,32 @@ def test_every_error_can_be_copied(error: WeblockError) -> None:
     assert vars(copy.copy(error)) == vars(error)
 
 
+def test_these_are_all_public_errors() -> None:
+    """A new error is tried here, too."""
+
+    def below(error: type[WeblockError]) -> Iterator[type[WeblockError]]:
+        for each in error.__subclasses__():
+            yield each
+            yield from below(each)
+
+    public = ("weblock.errors", "weblock.contrib.")
+    found = {each for each in below(WeblockError) if each.__module__.startswith(public)}
+    assert found == {type(error) for error in ERRORS}
+
+
+def test_a_subclass_has_its_own_arguments() -> None:
+    """The error of an application has a text and travels, whether it calls ``__init__`` or not."""
+    error = OutOfStock("socks")
+    assert (str(error), repr(error)) == ("socks [weblock.error]", "OutOfStock('socks')")
+    assert error.for_operators == str(error)
+    assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
+    assert str(OutOfStock(sku="socks")) == " [weblock.error]"
+    assert str(Busier("key")).endswith("[weblock.lock_timeout]")
+
+
 @pytest.mark.parametrize(
     "error",
-    [
-        *ERRORS,
-        LockTimeout("key", wait=9, holder="web-1:4242"),
-        AlreadyQueued("key", task_id="7", remaining=2.5),
-        StaleFence("key", fence=7, newest=9),
-        FenceLocked("key", wait=2.5),
-    ],
+    [*ERRORS, LockTimeout("key", wait=9, holder="web-1:4242")],
     ids=repr,
 )
 def test_every_error_outlives_json(error: WeblockError) -> None:
