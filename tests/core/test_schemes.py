@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,36 @@ def test_every_scheme_opens_its_engine() -> None:
         user = use_url(f"{scheme}://{rest.get(scheme, 'h')}")
         assert type(user.engine).__module__.startswith(f"weblock.stores.{ENGINES[scheme]}")
         user.leave()
+
+
+SERVERS = sorted(ENGINES.keys() - {"file", "memory", "noop", "unix"})
+
+
+@pytest.mark.parametrize("scheme", SERVERS)
+def test_an_address_that_does_not_exist_is_refused(scheme: str) -> None:
+    """It is named when the URL is read, and the password is not: drivers raise a bare ``ValueError``."""
+    login = "" if scheme == "memcached" else "joe:s%40cret@"
+    with pytest.raises(
+        ConfigurationError, match=rf"^the {re.escape(scheme)}:// URL names a server ':::'.*\[::1\]"
+    ) as refused:
+        Locks.from_url(f"{scheme}://{login}[:::]:99/name")
+    assert "cret" not in "".join(traceback.format_exception(refused.value))
+    Locks.from_url(f"{scheme}://[::1]:99" + "/name" * ("sentinel" in scheme)).close()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("zookeeper://[fe80::1%]", "names no server"),
+        ("zookeeper://h:\u0663", "names no server"),
+        ("postgresql://joe:s%40cret@%F0/db", "libpq cannot read the postgresql:// URL"),
+    ],
+)
+def test_what_a_driver_cannot_read_is_refused(url: str, words: str) -> None:
+    """What its driver would answer with a bare ``ValueError`` is named when the URL is read."""
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        Locks.from_url(url)
+    assert "cret" not in "".join(traceback.format_exception(refused.value))
 
 
 @pytest.mark.parametrize("around", ["{}\n", "{} ", " {}", "{}\r\n"])

@@ -510,7 +510,7 @@ class TestAccess:
             ("zookeeper://host:99999", "host:99999"),
             ("zookeeper://a,b c", "b c"),
             ("zookeeper://a,b..c:1", "names a server, and no host can have that name"),
-            ("zookeeper://[1.2]", r"\[1.2"),
+            ("zookeeper://[1.2]", "a server '1.2', and no host can have that name"),
             ("zookeeper://host/a//b", "/a//b"),
             ("zookeeper://host/a/../b", "/a/../b"),
             ("zookeeper://joe@host", "user:password@"),

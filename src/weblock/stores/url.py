@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import ipaddress
 import os
 import re
 from collections.abc import Sequence
@@ -128,16 +129,19 @@ def parts_of(url: str) -> tuple[str, str, str]:
             " %3F for a '?' in a password"
         )
     userinfo, _, place = rest.rpartition("@")
-    for name in re.findall(r"(?:^|,)([^:,/%]+)", place.partition("/")[0]):
-        try:
-            name.encode("idna")  # As every lookup does. Drivers pass its error on as it is.
-        except UnicodeError as error:
-            # Without an ``@``, it may be a password whose server was forgotten.
-            named = f" {name!r:.80}" if userinfo else ""
+    hosts = place.partition("/")[0]
+    for address, name in re.findall(r"(?:^|,)(?:\[([0-9A-Fa-f:.]+)[]%]|([^:,/%]+))", hosts):
+        try:  # Drivers pass on the errors of either as they are.
+            if address:
+                ipaddress.ip_address(address)
+            name.encode("idna")  # As every lookup does.
+        except ValueError as error:
+            # Without an ``@``, a name may be a password whose server was forgotten.
+            named = f" {address or name!r:.80}" if userinfo or address else ""
             raise ConfigurationError(
                 f"the {scheme}:// URL names a server{named}, and no host can have that name:"
-                " write 1 to 63 characters between two dots"
-            ) from (error if userinfo else None)
+                " write 1 to 63 characters between two dots, or an address such as [::1]"
+            ) from (error if named else None)
     return userinfo, place, query
 
 

@@ -52,7 +52,7 @@ def parse(url: str) -> Settings:
     place = url.partition("?")[0]
     try:
         libpq = conninfo_to_dict(f"{place}?{urlencode(theirs, quote_via=quote)}")
-    except psycopg.ProgrammingError:
+    except (psycopg.ProgrammingError, UnicodeDecodeError):
         libpq = None  # The error is not chained: its message quotes the URL, with the password.
     if libpq is None:
         raise ConfigurationError(

@@ -88,7 +88,9 @@ def parse(url: str) -> Settings:
 
 def _host(text: str) -> str:
     match = re.fullmatch(
-        r"(\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]*)(?::(\d{1,5}))?", text
+        r"(\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]|[A-Za-z0-9._-]*)"
+        r"(?::([0-9]{1,5}))?",
+        text,
     )
     if not match or not 0 < int(match[2] or DEFAULT_PORT) < 65536:
         harmless = re.sub(r":(?!\d+$).*", "", text)  # What is no port may be a password.
