@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from weblock import Locks
+from weblock.cli import main
 
 from .programs import Program
 
@@ -52,6 +54,60 @@ def test_an_ascii_terminal_can_show_any_key(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stderr
             assert "caf\\" in done.stdout
             assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize(
+    ("closed", "command", "code"),
+    [
+        ("2>&-", "show a", 1),
+        ("2>&-", "nonsense", 2),
+        ("1>&-", "show a", 1),
+        ("1>&-", "list", 0),
+        ("1>&-", "watch --count 1", 0),
+        ("1>&- 2>&-", "list", 0),
+        ("<&-", "list", 0),
+        ("<&-", "release a", 1),
+        ("> /dev/full", "list", 74),
+        ("> /dev/full", "list --json", 74),
+        ("> /dev/full", "show a --json", 74),
+        ("> /dev/full", "watch --count 1", 74),
+        ("> /dev/full", "--version", 74),
+        ("> /dev/full", "--help", 74),
+        ("> /dev/full", "run a -- true", 0),
+        ("2> /dev/full", "show a", 1),
+        ("2> /dev/full", "--url nosuch:// list", 2),
+    ],
+)
+def test_a_stream_that_is_closed_or_full(
+    closed: str, command: str, code: int, tmp_path: Path
+) -> None:
+    """The exit code says what happened, and no traceback does; ``1`` stays the answer no."""
+    if "full" in closed and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    program = f'"{sys.executable}" -m weblock {command} {closed}'
+    done = subprocess.run(
+        ["/bin/sh", "-c", program],
+        env={**os.environ, "WEBLOCK_URL": f"file://{tmp_path}?allow_container=true"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    if code == 74:
+        assert done.stderr.startswith("weblock: the output cannot be written: No space left")
+
+
+def test_a_failure_of_something_else_is_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what the output ends with is said in one line."""
+    failing = OSError(errno.EACCES, "of this test")
+
+    def app(**_options: object) -> None:
+        raise failing
+
+    monkeypatch.setattr("weblock.cli.app.app", app)
+    with pytest.raises(PermissionError, match="of this test"):
+        main()
 
 
 def test_the_status_page_prints_an_address_that_it_serves() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -220,8 +221,9 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Write a line to standard error."""
-    click.echo(text, file=sys.stderr)
+    """Write a line to standard error; if it takes none, the exit code says enough."""
+    with contextlib.suppress(OSError):
+        click.echo(text, file=sys.stderr)
 
 
 def confirmed(told: str, question: str) -> bool:
