@@ -248,7 +248,7 @@ class TestKeeping:
         client = a_redis_client()
         asked = now()
         locks.cached(key, lambda: 1, expiry=1.5, cache=client, stale=10)
-        left = client.pttl(key)
+        left = client.pttl(f"default:{key}")
         assert 11_500 - 1000 * (now() - asked) - 1 <= left <= 11_500
         cache = AsyncCache()
 
@@ -306,8 +306,8 @@ class TestKeeping:
         """An entry is gone from memcached when it is no longer served, whichever class wraps the client."""
         client = client_of(memcached)
         locks.cached(key, lambda: 1, expiry=0.5, cache=client)
-        assert client.get(key) is not None
-        eventually(lambda: client.get(key) is None)
+        assert client.get(f"default:{key}") is not None
+        eventually(lambda: client.get(f"default:{key}") is None)
         client.close()
 
     @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ class TestKeeping:
     def test_what_is_not_ours_is_replaced(self, locks, key, foreign) -> None:
         """Whatever else stands in the cache under the key counts as a miss."""
         client = a_redis_client()
-        client.set(key, foreign)
+        client.set(f"default:{key}", foreign)
         for _ in range(2):
             assert locks.cached(key, lambda: "ours", expiry=LONG, cache=client) == "ours"
         client.close()
@@ -423,6 +423,39 @@ class TestStale:
                 late.result(LONG)
 
 
+class TestNamespaces:
+    def test_applications_that_share_a_cache_do_not_share_values(self) -> None:
+        """Each computes its own, under its own lock, and a deleted entry is computed again."""
+        cache, computed = PlainCache(), []
+
+        def value_for(name: str) -> str:
+            with Locks.from_url("memory://", namespace=name) as locks:
+                return locks.cached(
+                    "report", lambda: computed.append(name) or name, expiry=LONG, cache=cache
+                )
+
+        assert [value_for("shop"), value_for("bank"), value_for("shop")] == ["shop", "bank", "shop"]
+        assert set(cache.entries) == {"shop:report", "bank:report"}
+        del cache.entries["shop:report"]
+        assert value_for("shop") == "shop"
+        assert computed == ["shop", "bank", "shop"]
+
+    async def test_and_neither_do_those_of_asyncio(self) -> None:
+        """They share their values with blocking programs of their own namespace."""
+        cache = PlainCache()
+
+        async def value_for(name: str) -> str:
+            async def compute() -> str:
+                return name
+
+            async with AsyncLocks.from_url("memory://", namespace=name) as locks:
+                return await locks.cached("report", compute, expiry=LONG, cache=cache)
+
+        assert [await value_for("shop"), await value_for("bank")] == ["shop", "bank"]
+        with Locks.from_url("memory://", namespace="bank") as locks:
+            assert locks.cached("report", lambda: "other", expiry=LONG, cache=cache) == "bank"
+
+
 class TestDecorating:
     def test_arguments_make_the_key(self, locks, key) -> None:
         """Each call has the value of its own key, and the function its name."""
@@ -437,7 +470,7 @@ class TestDecorating:
         assert [square(2), square(3), square(number=2)] == [4, 9, 4]
         assert calls == [2, 3]
         assert square.__name__ == "square"
-        assert set(cache.entries) == {"square:2", "square:3"}
+        assert set(cache.entries) == {"default:square:2", "default:square:3"}
 
     async def test_coroutine_functions(self) -> None:
         """In asyncio, what is decorated stays a coroutine function."""

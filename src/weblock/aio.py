@@ -368,7 +368,8 @@ class AsyncLocks(BaseLocks):
 
         As a call: ``await locks.cached("report", make_report, expiry=60, cache=cache)``. Without
         ``compute`` it decorates a function, and the key may name its arguments: ``"report:{day}"``.
-        The key is also the key in the cache: delete it there, and the value is computed again.
+        The cache has the value under the namespace, a colon and the key, such as ``default:report``:
+        delete it there, and the value is computed again.
 
         The other callers wait for the value, or, within ``stale`` seconds of the expiry, get the
         old one. ``None`` is cached like any other value. If ``compute`` raises, its caller gets the
@@ -376,7 +377,7 @@ class AsyncLocks(BaseLocks):
         returned but not cached.
 
         Args:
-            key: The key of the lock and in the cache.
+            key: The key of the lock and, after the namespace, in the cache.
             compute: What computes the value.
             **options: ``expiry`` and ``cache`` are required: see ``CacheOptions``.
 

@@ -1,7 +1,8 @@
 """Values that are kept in a cache, and computed by one caller at a time.
 
 A caller that finds no value acquires the lock of the key and looks again, because another may
-have computed it meanwhile. An entry says until when it is fresh, so any cache will do, even one
+have computed it meanwhile. The cache knows a value by the namespace and the key, as the engine knows
+the lock: applications that share a cache do not share their values. An entry says until when it is fresh, so any cache will do, even one
 without expiry.
 """
 
@@ -121,7 +122,7 @@ class Keeping:
 
     async def _look(self, key: str) -> Entry | None:
         """Return the entry of a key; ``None`` if there is none, or it is not ours."""
-        found = await self._answer(self._method("get")(key))
+        found = await self._answer(self._method("get")(self._locks._options.prefix + key))
         if self._codec and found is not None:
             try:
                 found = self._codec.loads(found)
@@ -149,7 +150,7 @@ class Keeping:
         if _drivers(self._cache) & _OF_MEMCACHED:
             length = min(length, _LONGEST_IN_MEMCACHED)
         expiry = {word: math.ceil(length * 1000 if word == "px" else length)} if word else {}
-        await self._answer(put(key, entry, **expiry))
+        await self._answer(put(self._locks._options.prefix + key, entry, **expiry))
         return value
 
     def _method(self, name: str) -> Callable[..., Any]:
