@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Coroutine, Sequence
 from operator import attrgetter
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from ._api import BaseLease, BaseLocks, KeySpace
 from ._core.acquiring import Caller, Locker
@@ -28,8 +28,6 @@ from ._platform.logs import logger
 from .errors import ConfigurationError, EngineRecovering, EngineUnavailable
 from .events import KeyEvent
 from .keys import CheckedKey, unqualified
-
-Event = Literal["on_lost", "on_ask_release"]
 
 Acquired = tuple[Locker, Sequence[Holding | Unprotected]]
 """What was acquired, and what releases it."""
@@ -50,11 +48,8 @@ key_space_of: Final[Callable[[BaseLocks], KeySpace]] = attrgetter("_key_space")
 kind_of: Final[Callable[[BaseLocks], type[BaseLease]]] = attrgetter("_lease")
 """Return the class of the leases of some locks."""
 
-when: Final[Callable[[BaseLease, Event, Callable[[], object]], None]] = BaseLease._when
-"""Call a function once, in the thread that notices that a lease is lost, or asked for.
-
-It must not wait, nor raise.
-"""
+acquired_of: Final[Callable[[BaseLease], Acquired]] = attrgetter("_locker", "_holdings")
+"""Return what a lease was made of."""
 
 
 def give_up(locks: BaseLocks, token: str) -> None:

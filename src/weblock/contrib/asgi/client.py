@@ -404,7 +404,6 @@ class Outbox(Output):
                 self._inbox.end_stream()  # Also of a stream without any part.
             return
         self._held.append(message)
-        self._size += len(message.get("body", b""))
         is_start = message["type"] == "http.response.start"  # Of a stream of events.
         self._complete = not (is_start or message.get("more_body", False))
         if self._complete:
@@ -414,6 +413,7 @@ class Outbox(Output):
                 self._timer.cancel()
             must_go = bool(self.background and self.background())
         else:
+            self._size += len(message.get("body", b""))
             must_go = self.streams()
             if self._timer is None and not must_go:
                 self._expect_the_rest()

@@ -102,7 +102,7 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
         # Not the scope itself, which has us: that cycle would be left to the garbage collector.
         is_http = scope["type"] == "http"
         method = scope["method"] if is_http else "WEBSOCKET"
-        super().__init__(within or Book(method, scope["path"]))
+        super().__init__(within or Book(method, scope["path"], loop=outbox.loop))
         self.within: Final = within
         self.loop = outbox.loop
         self.locks = locks
@@ -195,7 +195,7 @@ class AsyncRequestLocks(RequestLeases[RequestLease]):
         try:
             while client.turn:  # Another task of this request acquires, the same key perhaps.
                 await asyncio.wait({client.turn})
-            turn = client.turn = self.loop.create_future()
+            turn = client.turn = asyncio.Future(loop=self.loop)
             try:
                 await client.read_ahead(self._inbox)
                 lease = await self.take(self.locks, keys, options, client.begin_watch)

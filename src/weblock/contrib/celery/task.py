@@ -462,7 +462,6 @@ class Running(RequestLeases[Lease]):
             return None
         for each in acquired[1]:
             each.control = self.book.flow  # As of what a request acquires.
-        self._acquired.append(acquired)
         self.leases.append(lease)
         place = key_space_of(self._locks)
         self.book.keys.update({(place, key): lease for key in lease.keys})

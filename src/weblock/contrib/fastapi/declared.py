@@ -75,6 +75,8 @@ class Wanted(NamedTuple):
     """Where requests have it."""
     parameter: Any
     """FastAPI's field of what the route declares of it; ``None`` if it declares nothing."""
+    is_as_given: bool = False
+    """Whether the endpoint sees the very text that the router has found in the path."""
 
 
 def wanted_of(template: KeyTemplate, dependant: Any) -> list[Wanted]:
@@ -131,7 +133,9 @@ def wanted_of(template: KeyTemplate, dependant: Any) -> list[Wanted]:
                 " dependency that does, and give that to lock() instead of the template",
                 code="ambiguous_value",
             )
-        wanted.append(Wanted(name, Source(source.kind, str(chosen.name)), chosen.parameter))
+        is_as_given = source.kind == "path" and chosen.is_text
+        source = Source(source.kind, str(chosen.name))  # noqa: PLW2901 - as the route declares it
+        wanted.append(Wanted(name, source, chosen.parameter, is_as_given))
     return wanted
 
 
@@ -223,9 +227,9 @@ def interruptible(endpoint: Any) -> Any:
 
     @functools.wraps(endpoint, updated=())
     async def call(*args: Any, **kwargs: Any) -> Any:
-        task = asyncio.current_task()
         known = interrupting.get()
         request = known() if known else None
+        task = asyncio.current_task(request.loop) if request else None
         # The endpoint may belong to another request, which a handler of this one sends to an application.
         if task is None or request is None or part_of.get() is not request.book.flow:
             return await endpoint(*args, **kwargs)
@@ -278,7 +282,7 @@ def values_for(
     if not template.names:
         return {}
     path, values = connection.scope["path_params"], {}
-    for name, source, parameter in known(template.text):
+    for name, source, parameter, is_as_given in known(template.text):
         value: object
         if source.kind != "path":
             query = connection.scope["query_string"].decode("latin-1")
@@ -287,7 +291,7 @@ def values_for(
             value = path[source.name]
         else:  # Of a route that was not there at the start, where this is checked.
             raise lacking(f"lock({template.text!r})", "path parameter", source.name, path)
-        if parameter:
+        if parameter and not is_as_given:
             text, errors = value, ()
             if text is not None:
                 value, errors = parameter.validate(text, {}, loc=(source.kind, source.name))

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, NoReturn, Unpack
 from fastapi import BackgroundTasks, params
 from fastapi.requests import HTTPConnection
 
-from ..._adapting import when
+from ..._adapting import acquired_of
 from ..._options import HoldOptions, OnLost, cancels_when_lost
 from ..._runtime.runtimes import call_in
 from ...errors import ConfigurationError
@@ -113,8 +113,10 @@ class LockDependency(LockSpec):  # noqa: PLW1641 - dataclass makes the hash
         lease = await request.hold(keys, self.options)
         if self.on_lost == "cancel":
             task = asyncio.current_task(request.loop)
-            tell = functools.partial(request.interrupt, task)
-            when(lease, "on_lost", functools.partial(call_in, request.loop, tell))
+            interrupt = functools.partial(request.interrupt, task)
+            tell = functools.partial(call_in, request.loop, interrupt)
+            for each in acquired_of(lease)[1]:
+                each.on_lost(tell)
             interrupting.set(weakref.ref(request))  # The context may outlive it.
         return lease
 

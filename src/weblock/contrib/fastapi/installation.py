@@ -124,7 +124,7 @@ def _faults(found: LockingRoute, locks: AsyncLocks | None) -> Iterator[Configura
             yield ConfigurationError(f"{found}: {error.message}", code=error.code)
             continue
         converters = dict(zip(template.names, template.converters, strict=True))
-        for name, source, declared in (each for each in wanted if each.source.kind == "path"):
+        for name, source, declared, _ in (each for each in wanted if each.source.kind == "path"):
             sent, says_its_type = source.name, declared or converters[name]
             if sent not in path:
                 yield lacking(lock, "path parameter", sent, path)

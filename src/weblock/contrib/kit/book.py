@@ -41,7 +41,16 @@ from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
 from weakref import ref
 
-from ..._adapting import Acquired, acquire, holdings_of, joined, key_space_of, kind_of, terms_of
+from ..._adapting import (
+    Acquired,
+    acquire,
+    acquired_of,
+    holdings_of,
+    joined,
+    key_space_of,
+    kind_of,
+    terms_of,
+)
 from ..._api import BaseLease, BaseLocks
 from ..._core.acquiring import Caller
 from ..._core.holding import Status
@@ -71,8 +80,18 @@ _joining: Final = Mutex()
 class Book:
     """What one request holds, whichever of its layers has acquired it."""
 
-    def __init__(self, method: str, path: str, within: Book | None = None) -> None:
-        """``within`` is what this is a part of, which may run beside others: it has its keys, too."""
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        within: Book | None = None,
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """``within`` is what this is a part of, which may run beside others: it has its keys, too.
+
+        ``loop`` is the running event loop, if the caller knows it.
+        """
         self.method: Final = method
         self.path: Final = path
         self.keys: Final[dict[tuple[object, str], BaseLease]] = within.keys.copy() if within else {}
@@ -84,7 +103,7 @@ class Book:
         """
         self.layers: Final[list[ref[RequestLeases[Any]]]] = []
         """The layers that were opened, from the outermost: weakly, for they keep the book."""
-        loop = running_loop()
+        loop = loop or running_loop()
         flow = Flow()
         flow.loop = ref(loop) if loop else None
         flow.within = within.flow if within else None
@@ -172,8 +191,6 @@ class RequestLeases(Generic[L]):
         """Those that are released here, in the order in which they were acquired."""
         self.at_end: Final[list[Callable[[int], Awaitable[None]]]] = []
         """What keeps answers, before the end of the response is sent: see ``Output``."""
-        self._acquired: Final[list[Acquired]] = []
-        """What releases them."""
         if isinstance(around, Book):
             self.book = around
             around.layers.append(ref(self))
@@ -232,7 +249,6 @@ class RequestLeases(Generic[L]):
                 await locker.release(holdings)
                 raise self._has_ended()
             lease = self.new_lease(locks, acquired)
-            self._acquired.append(acquired)
             self.leases.append(lease)
             place = key_space_of(locks)
             for key in missing:
@@ -276,7 +292,7 @@ class RequestLeases(Generic[L]):
         else:
             self.book.forget(self.leases)
         loss: LeaseLost | None = None
-        for locker, holdings in reversed(self._acquired):
+        for locker, holdings in map(acquired_of, reversed(self.leases)):
             try:
                 await locker.release(holdings)
             except LeaseLost as error:
@@ -284,7 +300,6 @@ class RequestLeases(Generic[L]):
             except Exception:  # The others are to be released all the same.
                 keys = [unqualified(each.key) for each in holdings]
                 logger.exception("the lease of %s was not released [weblock.not_released]", keys)
-        self._acquired.clear()
         self.leases.clear()
         return loss
 

@@ -161,13 +161,15 @@ class Match:
                 if value is not None:
                     path[name] = self.rule.path.convert(name, value)
             values_for = partial(request_values, path=path, query=query, headers=headers)
-            call = partial(_call, values={**path, **request})
+            call = partial(_call, path=path, request=request)
             keys += self.rule.lock.made_of(values_for, call)
         return keys if self.tidied is None else in_order(keys)
 
 
-def _call(function: KeyFunction, values: Mapping[str, object]) -> object:
-    return function(**wanted_by(function, values))
+def _call(
+    function: KeyFunction, path: Mapping[str, object], request: Mapping[str, object]
+) -> object:
+    return function(**wanted_by(function, {**path, **request}))
 
 
 def _named_by(function: KeyFunction, path: Path) -> frozenset[str]:
