@@ -470,6 +470,30 @@ def test_a_caller_whose_unknown_lease_was_taken_away_goes_on_waiting(monkeypatch
     assert lost == ["the answer", "the lease"]
 
 
+@pytest.mark.parametrize("number", ["2147483647", "-2147483648", "-000000001"])
+def test_a_queue_whose_numbers_are_used_up(number, threads, monkeypatch) -> None:
+    """Nobody waits out of order: it is said, nothing is left, and a key that was free counts anew."""
+    create = KazooClient.create_async
+
+    def create_async(self, path, *arguments, sequence=False, **options):
+        return create(self, path + number if sequence else path, *arguments, **options)
+
+    url = fresh_zookeeper()
+    with Locks.from_url(url) as locks, Locks.from_url(url) as others:
+        lease = locks.acquire("key")
+        with monkeypatch.context() as patch:
+            patch.setattr(KazooClient, "create_async", create_async)
+            waiting = threads.submit(others.acquire, "key", wait=0.3)
+            with pytest.raises(EngineUnavailable, match="has had 2147483647 children"):
+                waiting.result(PATIENCE)
+            found = locks.inspect("key")
+            assert found
+            assert not found.waiters
+        lease.release()
+        with others.hold("key"), pytest.raises(LockTimeout):
+            threads.submit(locks.acquire, "key", wait=0.05).result(PATIENCE)
+
+
 class TestFormat:
     """Nodes that another version of weblock keeps its leases in."""
 

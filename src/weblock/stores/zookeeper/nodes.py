@@ -35,6 +35,12 @@ VERSION: Final = b"1"
 LEASE: Final = "lease-"
 PLACE: Final = "place-"
 
+LAST_NUMBER: Final = 2**31 - 1
+"""Where ZooKeeper's numbers end. Then it gives this one again and again, and negative ones between.
+
+It counts all children that a key's node has had since it was created: since the key was last free.
+"""
+
 
 def name_of_key(key: str) -> str:
     """Return a name for the node of a key."""

@@ -30,7 +30,7 @@ from ..._core.ports import CheckAgain, Look, Pulse, Reply, Runtime, Store, Switc
 from ..._core.table import Answer, Asked, Claim, Gone, Held, KeyState, Released
 from ...errors import EngineUnavailable
 from .. import marks
-from .nodes import Content, Snapshot, content_of, name_of_place, places_in
+from .nodes import LAST_NUMBER, Content, Snapshot, content_of, name_of_place, places_in
 from .session import AsyncResult, Key
 from .wire import OwnLease, Wire
 
@@ -109,16 +109,19 @@ class ZooKeeperStore(Store):
         reply = await self._grant(key, claim, grant)
         if reply or not room:
             return reply
+        path = key.path(name_of_place(key.session.name, claim))
         with self._memory.sending:
             if claim.owner not in self._memory.owners:
                 return None
-            place = client.create_async(
-                key.path(name_of_place(key.session.name, claim)),
-                _content(key, claim).to_bytes(),
-                ephemeral=True,
-                sequence=True,
+            content = _content(key, claim).to_bytes()
+            place = client.create_async(path, content, ephemeral=True, sequence=True)
+        (created,) = await self._wire.all(place)
+        if isinstance(created, str) and not 0 <= int(created.removeprefix(path)) < LAST_NUMBER:
+            await self._wire.all(client.delete_async(created), client.delete_async(key.node))
+            raise self._wire.unavailable(
+                f"{key.node} has had {LAST_NUMBER} children, and ZooKeeper numbers no more: callers"
+                " can wait again as soon as nobody holds the key and nobody waits"
             )
-        await self._wire.all(place)
         return None
 
     async def _take_turn(self, snapshot: Snapshot, claim: Claim) -> Reply | None:
