@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.servers import Server
+from tests.servers.proxy import Proxy
 from tests.support.forks import fork, needs_fork
 from tests.support.renewals import renew_often
 from tests.support.waiting import PATIENCE, eventually
@@ -256,6 +258,81 @@ def test_a_release_tells_of_a_loss_that_a_majority_knows(servers: list[Server]) 
         finally:
             servers[2].cont()
         assert lost.value.reason == "taken"
+
+
+def leases_or_marks(server: Server) -> list[Any]:
+    """The locks of which the server knows anything: a lease, a place, or an owner that gave up."""
+    found: list[Any] = server.command("KEYS", "*:lock:*")
+    return found
+
+
+@pytest.mark.parametrize("suspends", [False, True], ids=["blocking", "asyncio"])
+async def test_a_release_behind_an_unanswered_request_marks_nothing(
+    servers: list[Server], suspends: bool
+) -> None:
+    """The server has granted what it releases, so no request is late, and no mark costs it time."""
+    with Proxy(servers[2]) as proxy:
+        direct = urls(servers[:2], timeout=PATIENCE)
+        all_urls = [*direct, proxy.url(recovery="off", timeout=PATIENCE)]
+        with Locks.from_url(all_urls) as blocking:
+            async with AsyncLocks.from_url(all_urls) as suspending:
+                for number in range(3):
+                    proxy.thaw("replies")
+                    if suspends:
+                        await (await suspending.acquire("first")).release()
+                        proxy.freeze("replies")
+                        lease = await suspending.acquire(f"k{number}")
+                        over = asyncio.create_task(lease.release())
+                    else:
+                        blocking.acquire("first").release()
+                        proxy.freeze("replies")
+                        mine = blocking.acquire(f"k{number}")
+                        over = asyncio.create_task(asyncio.to_thread(mine.release))
+                    await asyncio.sleep(0.05)
+                    proxy.thaw("replies")
+                    await over
+                    assert not leases_or_marks(servers[2])
+
+
+async def test_a_request_that_comes_after_the_release_gets_nothing(
+    servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came on another way than the release, as after the loss of a connection."""
+    acquire, go_on, late = RedisStore.acquire, asyncio.Event(), list[Reply]()
+
+    async def delayed(self: RedisStore, key: str, claim: Claim, **options: Any) -> Reply:
+        if str(servers[2].port) in self._name:
+            await go_on.wait()
+            late.append(await acquire(self, key, claim, **options))
+            return late[0]
+        return await acquire(self, key, claim, **options)
+
+    async with AsyncLocks.from_url(urls(servers)) as locks:
+        await (await locks.acquire("first")).release()
+        monkeypatch.setattr(RedisStore, "acquire", delayed)
+        lease = await locks.acquire("k", wait=PATIENCE)
+        await lease.release()
+        assert leases_or_marks(servers[2])
+        go_on.set()
+        await asyncio.to_thread(eventually, lambda: bool(late))
+        assert isinstance(late[0].answer, Gone)
+
+
+async def test_a_request_that_was_sent_twice_may_be_late(servers: list[Server]) -> None:
+    """What a server releases may come from the one, while the other is still under way."""
+    with Proxy(servers[2]) as proxy:
+        engine = open_quorum([*urls(servers[:2]), proxy.url(recovery="off", timeout=2)])
+        async with AsyncLocks(engine) as locks:
+            await (await locks.acquire("first")).release()
+            lost = proxy.drop_reply(to=b"twice")
+            lease = await locks.acquire("twice")
+            acquisition = engine.acquisitions[lease.owner]
+            await asyncio.to_thread(eventually, lambda: acquisition.asked.count(2) == 2)
+            assert lost.happened
+            acquisition.under_way.add((object(), 2))
+            await lease.release()
+            assert leases_or_marks(servers[2])
+            assert not acquisition.may_repeat()
 
 
 def test_a_clock_that_is_behind_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -119,8 +119,14 @@ class WitnessedQuorum(QuorumStore):
             return await super().refresh(pulses)
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
+        engine: Any = self._engine
+        began = self._truth.world.now
         with self._asks(Release(key, owner, void)):
-            return await super().release(key, owner, void=void)
+            reply = await super().release(key, owner, void=void)
+        for server in engine.quorum.servers:
+            if server.lost_at < began:
+                server.released.add(owner)
+        return reply
 
     async def _repair(self, *what: Any) -> None:
         self._truth.sometimes("a lease was repaired")

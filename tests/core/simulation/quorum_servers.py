@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from weblock._core.table import Gone, Held, Waiting
+from weblock._core.table import Gone, Held, Released, Waiting
 from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import MICRO, reply_of
 from weblock.stores.redis.scripts import Script
@@ -31,7 +31,8 @@ class QuorumServer(RedisServer):
         self._rate = rate
         self._skew = skew
         self.lost_at = NEVER
-        self._released: set[str] = set()
+        self.released: set[str] = set()
+        """Owners of which no request may take effect any more."""
         super().__init__(granularity=0.0, alive=lambda _process: True, **options)
         self._model.run = 1_000_000 * (number + 1)
 
@@ -81,7 +82,7 @@ class QuorumServer(RedisServer):
 
     def _lost(self) -> None:
         self.lost_at = self._world.now
-        self._released.clear()
+        self.released.clear()
         assert self.observer is not None
         self.observer.forgot()
 
@@ -97,12 +98,15 @@ class QuorumServer(RedisServer):
         return raw, replies
 
     def _not_after_release(self, script: Script, args: Sequence[str], replies: list[Any]) -> None:
-        """What was released does not come back, however late a request of its owner arrives."""
+        """What was released does not come back, however late a request of its owner arrives.
+
+        A release that finds nothing, and voids nothing, does not know whether a request is late.
+        """
         owner, answer = args[0], replies[0].answer
-        if script is scripts.RELEASE:
-            self._released.add(owner)
+        if script is scripts.RELEASE and (isinstance(answer, Released) or int(args[1])):
+            self.released.add(owner)
         came_back = script is scripts.ACQUIRE and isinstance(answer, Held | Waiting)
-        if came_back and owner in self._released:
+        if came_back and owner in self.released:
             self._world.fail("P6 cancelled", f"{owner} came back after its release")
 
 

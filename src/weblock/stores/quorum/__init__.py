@@ -17,7 +17,8 @@ https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/ has the
 6. *Renewing.* A heartbeat goes to all servers. One that has lost a lease that a majority has gets it back.
 7. *Releasing.* A release goes to all servers that may know of the acquisition, those that never answered
    included, and is repeated later where it was not answered. Requests that may still be on their way
-   are voided with it: the servers reject them when they come.
+   are voided with it: the servers reject them when they come. A server that releases the lease of its
+   only request has had that request, so nothing is voided there.
 
 Assumptions: a server's clock runs as fast as ours, within the drift allowance, and shows about the time of
 the others, by which waiters are ordered and lost fences begin anew. A server that has lost its data,

@@ -39,11 +39,12 @@ class Acquisition:
         """Its place in the order of all waiters, the same on all servers; none before it asks."""
         self.fence: int | None = None
         """What a majority has agreed on; none before that."""
-        self.asked: set[int] = set()
-        """The servers that may know of it."""
+        self.asked: list[int] = []
+        """The server of each of its requests. These servers may know of it."""
         self.under_way: set[tuple[object, int]] = set()
         """Its requests that were not answered, each to one server. They may still take effect."""
         self.over = False
+        """Whether it is released. Nothing is sent for it any more."""
         self.forgotten_at = 0.0
         """When all servers have forgotten it, also those that never answered."""
         # Notifications arrive from other threads. Nothing waits while this is held.
@@ -60,12 +61,17 @@ class Acquisition:
 
     def asks(self, servers: Iterable[int]) -> None:
         """Forget the servers' notifications: their answers to a new request replace them."""
-        self.asked.update(servers)
+        self.asked.extend(servers)
         with self._guard:
             for server in servers:
                 self._notified.discard(server)
                 self._waits.pop(server, None)
                 self._grants.pop(server, None)
+
+    def may_repeat(self) -> bool:
+        """Note that one of the requests is sent once more, and return whether it still may be."""
+        self.asked *= 2  # Each of them may be the one.
+        return not self.over
 
     def waits(self, votes: Votes, *, still: bool = False) -> None:
         """Record the servers where it waits, or ``still`` waits unless it has asked anew since."""

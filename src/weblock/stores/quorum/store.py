@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, Final
 
 from ..._core.ports import Look, Pulse, Reply, Runtime, Store, Unfinished
-from ..._core.table import Asked, Busy, Claim, Gone, Held, Waiting
+from ..._core.table import Asked, Busy, Claim, Gone, Held, Released, Waiting
 from ...errors import ConfigurationError, EngineUnavailable
 from ..redis.calls import MICRO, Unknown
 from ..redis.store import RedisStore
@@ -53,7 +53,9 @@ class QuorumStore(Store):
         for pause in (*PAUSES, 0.0):
             votes = await self._ask(
                 self._all,
-                lambda store: store.acquire(key, claim, room=room, ticket=ticket),
+                lambda store: store.acquire(
+                    key, claim, room=room, ticket=ticket, may_repeat=acquisition.may_repeat
+                ),
                 acquisition,
                 enough=_granted,
             )
@@ -68,7 +70,7 @@ class QuorumStore(Store):
                         return outcome
                 case Busy() as busy:
                     # Some servers may have granted what others refused.
-                    elsewhere = bool(acquisition.asked - votes.answers(Busy).keys())
+                    elsewhere = bool({*acquisition.asked} - votes.answers(Busy).keys())
                     if not elsewhere:
                         self._engine.acquisitions.pop(claim.owner, None)
                     return Reply(busy._replace(elsewhere=elsewhere), outcome.now)
@@ -105,12 +107,13 @@ class QuorumStore(Store):
         held = votes.answers(Held)
         if not held:
             return False
-
-        def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
-            until = held[self._stores.index(store)].until
-            return store.wait_behind(key, acquisition.claim, ticket=acquisition.ticket, until=until)
-
-        votes = await self._ask(held, question, acquisition)
+        claim, ticket = acquisition.claim, acquisition.ticket
+        until = {self._stores[server]: lease.until for server, lease in held.items()}
+        votes = await self._ask(
+            held,
+            lambda store: store.wait_behind(key, claim, ticket=ticket, until=until[store]),
+            acquisition,
+        )
         acquisition.waits(votes)
         return bool(votes.answers(Held))
 
@@ -142,25 +145,44 @@ class QuorumStore(Store):
         claim = acquisition.claim._replace(ttl=pulse.ttl)
         await self._ask(
             forgetful,
-            lambda store: store.acquire(pulse.key, claim, room=0, ticket=fence),
+            lambda store: store.acquire(
+                pulse.key, claim, room=0, ticket=fence, may_repeat=acquisition.may_repeat
+            ),
             acquisition,
         )
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         acquisition = self._engine.acquisitions.get(owner)
+        servers, late, longest = self._all, set[int](), void
         if acquisition:
             acquisition.over = True  # Before we look whether a repair is under way.
-            if acquisition.under_way:  # Its late requests must be rejected.
-                void = max(void, 2 * acquisition.claim.ttl + LATEST)
-        # Servers that were never asked have nothing to release.
-        servers = frozenset(list(acquisition.asked)) if acquisition else self._all
-        votes = await self._ask(servers, lambda store: store.release(key, owner, void=void))
+            # Servers that were never asked have nothing to release.
+            servers = frozenset(acquisition.asked)
+            late = {server for _, server in list(acquisition.under_way)}
+            longest = max(void, 2 * acquisition.claim.ttl + LATEST)
+
+        async def release(store: RedisStore) -> Reply:
+            server = self._stores.index(store)
+            if not acquisition or server not in late:
+                return await store.release(key, owner, void=void)
+            released = None
+            if acquisition.asked.count(server) == 1:
+                # What a server releases, it has granted: then its only request is not late.
+                reply = await store.release(key, owner, void=void)
+                released = reply if type(reply.answer) is Released else None
+                if released and acquisition.asked.count(server) == 1:
+                    return released
+            reply = await store.release(key, owner, void=longest)  # Which rejects late requests.
+            return released or reply
+
+        votes = await self._ask(servers, release)
         released = votes.released()
         if not votes.silent:
             self._engine.acquisitions.pop(owner, None)
             return released or Reply(Gone(), votes.sent)
         if acquisition:
-            acquisition.asked = set(votes.silent)  # They may know of it, and are asked again later.
+            # Those that may know of it are asked again later.
+            acquisition.asked = [each for each in acquisition.asked if each in votes.silent]
         failure = self._unavailable(votes)
         raise Unfinished(failure.engine, failure.reason, released.answer) if released else failure
 
@@ -175,10 +197,7 @@ class QuorumStore(Store):
             giver.over = True
         acquisition = self._engine.acquisition(claim, self._runtime.now())
         acquisition.fence = fence
-
-        def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
-            return store.transfer(key, owner, claim, fence=fence)
-
+        question = methodcaller("transfer", key, owner, claim, fence=fence)
         votes = None
         for server in self._engine.order:
             votes = await self._ask([server], question, acquisition, before=votes)

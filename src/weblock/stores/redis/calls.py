@@ -104,6 +104,8 @@ class Call:
     bucket: int
     keys: tuple[str, ...]
     args: tuple[str, ...] = ()
+    may_repeat: Callable[[], bool] | None = None
+    """Asked before it is sent once more, because a connection was lost."""
 
     def command(self, run: str, recovery: str, where: str, *, whole: bool = False) -> bytes:
         """Return the command that runs the script by its name, or by its text where it is not known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -44,9 +44,19 @@ class RedisStore(Store):
 
     process = property(attrgetter("_wire.links.process"))
 
-    def acquire(self, key: str, claim: Claim, *, room: int, ticket: int = 0) -> Answering:
-        limit = () if claim.limit == 1 else (str(claim.limit),)
-        return self._asked(ACQUIRE, key, *self._who(claim), str(room), str(ticket), *limit)
+    def acquire(
+        self,
+        key: str,
+        claim: Claim,
+        *,
+        room: int,
+        ticket: int = 0,
+        may_repeat: Callable[[], bool] | None = None,
+    ) -> Answering:
+        args = (*self._who(claim), str(room), str(ticket))
+        if claim.limit != 1:
+            args += (str(claim.limit),)
+        return self._asked(ACQUIRE, key, *args, may_repeat=may_repeat)
 
     def release(self, key: str, owner: str, *, void: float = 0) -> Answering:
         return self._asked(RELEASE, key, owner, micros(void))
@@ -138,10 +148,16 @@ class RedisStore(Store):
                 break
         return tuple(found)[:limit]
 
-    async def _asked(self, script: Script, key: str, *args: str) -> Reply:
+    async def _asked(
+        self,
+        script: Script,
+        key: str,
+        *args: str,
+        may_repeat: Callable[[], bool] | None = None,
+    ) -> Reply:
         bucket, keys = self._layout.of_key(key)
         try:
-            reply = reply_of(await self._wire.run(Call(script, bucket, keys, args)))
+            reply = reply_of(await self._wire.run(Call(script, bucket, keys, args, may_repeat)))
         except (ValueError, TypeError, IndexError) as error:
             if isinstance(error, ConfigurationError) and script is not RELEASE:
                 raise

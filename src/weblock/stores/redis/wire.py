@@ -109,7 +109,8 @@ class Wire:
                     nodes.doubt(address, error)
                 # The connection may have been closed before it was used again.
                 closed = link and type(error) is exceptions.ConnectionError
-                if not (closed and call.script in _REPEATABLE):
+                repeatable = closed and call.script in _REPEATABLE
+                if not repeatable or (call.may_repeat and not call.may_repeat()):
                     raise self._judged(error)  # noqa: B904 - it has its cause
             else:
                 if not isinstance(reply, Exception):
