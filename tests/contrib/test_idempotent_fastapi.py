@@ -901,3 +901,48 @@ async def test_openapi_describes_it(url):
     operation = app.openapi()["paths"]["/orders"]["post"]
     assert [each["name"] for each in operation["parameters"]] == ["Idempotency-Key"]
     assert {"400", "409", "422", "429", "503"} <= operation["responses"].keys()
+
+
+class TestOverrides:
+    """What an application's tests put into ``dependency_overrides``."""
+
+    def app(self, **options: Any) -> tuple[FastAPI, list[object]]:
+        app, ran = FastAPI(), list[object]()
+        install(app, f"memory://{uuid.uuid4()}")
+
+        @app.post("/")
+        def order(given: Annotated[object, Depends(idempotent(**options))]) -> int:
+            ran.append(given)
+            return len(ran)
+
+        return app, ran
+
+    async def test_without_it_each_request_is_executed(self) -> None:
+        """A function in its place gives the session, and no key is needed."""
+        app, ran = self.app(caller=user, store="engine")
+        app.dependency_overrides[idempotent(caller=user, store="engine")] = lambda: "session"
+        async with client_of(app) as client:
+            answers = [await client.post("/", headers={"Idempotency-Key": "k"}) for _ in range(2)]
+            assert [each.json() for each in answers] == [1, 2]
+            assert (await client.post("/")).json() == 3
+        assert ran == ["session"] * 3
+
+    async def test_another_in_its_place_is_obeyed(self) -> None:
+        """A test can store the answers in the engine, without the database of the route."""
+        app, ran = self.app(caller=user, session=list)
+        of_test = idempotent(caller="anonymous", store="engine")
+        app.dependency_overrides[idempotent(caller=user, session=list)] = of_test
+        async with client_of(app) as client:
+            answers = [await client.post("/", headers={"Idempotency-Key": "k"}) for _ in range(2)]
+        assert [each.text for each in answers] == ["1", "1"]
+        assert answers[1].headers["Idempotency-Replayed"] == "true"
+        assert ran == [None]
+
+    async def test_one_that_no_route_has_is_named(self) -> None:
+        """FastAPI would ignore it: the test would be of something else than it says."""
+        app, ran = self.app(caller=user, store="engine")
+        app.dependency_overrides[idempotent(caller="anonymous", store="engine")] = lambda: None
+        async with client_of(app, raises=True) as client:
+            with pytest.raises(ConfigurationError, match="that no route has: repeat the arguments"):
+                await client.post("/", headers={"Idempotency-Key": "k", "X-User": "anna"})
+        assert not ran

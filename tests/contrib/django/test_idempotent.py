@@ -496,6 +496,13 @@ def test_a_body_that_was_read_is_an_error(content_type: str, size: int, serve: A
     assert made("lite") == 0
 
 
+def test_a_store_is_refused() -> None:
+    """The answers are in the database of the work; an engine would store them elsewhere, in silence."""
+    elsewhere: Any = {"store": "engine"}
+    with pytest.raises(ConfigurationError, match=r"has no store=.*LockMiddleware"):
+        idempotent(caller="anonymous", **elsewhere)
+
+
 def test_expired_answers_are_removed(using: str, serve: Any, monkeypatch: Any) -> None:
     """An answer is stored for ``keep`` seconds, and each caller has at most ``max_answers``."""
     from weblock.contrib.django.models import Answer

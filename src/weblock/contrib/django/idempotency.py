@@ -85,6 +85,11 @@ def idempotent(
     Raises:
         ConfigurationError: An option cannot work; or, at a request, a transaction has begun before.
     """
+    if "store" in options:
+        raise ConfigurationError(
+            "Django's idempotent() stores its answers in the database of the work, and has no store=: for work"
+            " elsewhere, give a rule of the ASGI or WSGI LockMiddleware idempotent=Idempotent(caller=...)"
+        )
     spec = ViewSpec.written(caller, using=using, alias=alias, **options)  # type: ignore[call-arg]
 
     def decorate(view: F) -> F:

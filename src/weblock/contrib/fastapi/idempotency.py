@@ -117,6 +117,19 @@ class IdempotentDependency(IdempotencySpec):
         **needed: Any,
     ) -> AsyncIterator[Any]:
         """Give the session of a request that is to be executed. Raises ``Replay`` if one was before."""
+        if overrides := getattr(request.scope.get("app"), "dependency_overrides", None):
+            from .installation import locking_routes
+
+            of_routes = [
+                once for found in locking_routes(request.app.routes) for once in found.once
+            ]
+            for other in overrides:  # FastAPI ignores one of no route.
+                if isinstance(other, IdempotentDependency) and other not in of_routes:
+                    raise ConfigurationError(
+                        "dependency_overrides has an idempotent() that no route has: repeat the arguments"
+                        f" of the one of {request.method} {request.scope['path']:.100}, or use the same"
+                        " object in both places"
+                    )
         session = needed.get("session")
         exchange: _Exchange | None = request.scope.get(_EXCHANGE)
         if exchange is None or exchange.once or exchange.execution:
