@@ -25,10 +25,11 @@ from weblock import (
     LockTimeout,
 )
 from weblock._core.ports import CheckAgain, Granted, Message, Pulse
-from weblock._core.table import Claim
+from weblock._core.table import Claim, KeyState, Moment, acquire
 from weblock._runtime.runtimes import drive
 from weblock.cli.app import app
-from weblock.stores.postgresql.cells import Together
+from weblock.stores.cells import Acquire
+from weblock.stores.postgresql.cells import Caller, Together
 from weblock.stores.postgresql.engine import PostgreSQLEngine
 from weblock.stores.postgresql.links import AsyncioLink, BlockingLink, OfThreads
 from weblock.stores.postgresql.settings import parse
@@ -303,6 +304,15 @@ class TestTurns:
                 tasks = [asyncio.create_task(visit(locks)) for _ in range(3)]
                 await asyncio.to_thread(eventually, lambda: queued(url) == len(tasks))
             assert len(set(await asyncio.gather(*tasks))) == len(tasks)
+
+    def test_those_who_acquire_together_keep_one_queue(self) -> None:
+        """Not one for each of them: a thousand callers would keep a million places."""
+        claims = [Claim(owner, "process", LONG, "") for owner in "abc"]
+        callers = [Caller("key", Acquire(acquire, claim=each, room=9)) for each in claims]
+        together = Together(callers)
+        step = together(KeyState(), Moment(1.0, 0))
+        assert [*step.state.places] == ["b", "c"]
+        assert all(each.state is step.state for each in together.steps)
 
     def test_nobody_acquires_for_a_thread_that_has_its_answer(self, url) -> None:
         """Its answer stands, also for those who have their turn before it has left."""
