@@ -183,6 +183,15 @@ def follow(replica: Server, master: Server) -> None:
     eventually(lambda: replica.client().info("replication").get(up) == "up")
 
 
+LOST_LONG_AGO = """
+local server = { cmsgpack.unpack(redis.call('HGET', KEYS[1], 'server')) }
+server[5] = 1
+redis.call('HSET', KEYS[1], 'server', cmsgpack.pack(unpack(server)))
+"""
+
+OF_ANOTHER_VERSION = "redis.call('HSET', KEYS[1], 'server', cmsgpack.pack('0'))"
+
+
 def settle_at_once(server: Server) -> None:
     """Has a server send its data to replicas without waiting for more of them.
 
@@ -192,7 +201,7 @@ def settle_at_once(server: Server) -> None:
     with Locks.from_url(server.url(recovery="off")) as locks:
         locks.acquire("first").release()
     name = "weblock:{0}:epoch"
-    server.command("HSET", name, "lost", "1")
+    server.command("EVAL", LOST_LONG_AGO, "1", name)
 
 
 def test_nothing_is_left_of_keys_that_nobody_has(each_server: Server) -> None:
@@ -224,9 +233,9 @@ def test_it_is_said_once(server: Server, caplog: pytest.LogCaptureFixture) -> No
 def test_another_layout_is_named(server: Server) -> None:
     """Locks that another version has left in another form are left alone, and the error says what to do."""
     name = "weblock:{0}:epoch"
-    server.command("HSET", name, "format", "0")
+    server.command("EVAL", OF_ANOTHER_VERSION, "1", name)
     with Locks.from_url(server.url()) as locks:
-        with pytest.raises(ConfigurationError, match=r"in the format '0'.*the format '2'"):
+        with pytest.raises(ConfigurationError, match=r"in the format '0'.*the format '3'"):
             locks.acquire("a")
         assert server.command("KEYS", "*") == [name]
         assert server.command("HLEN", name) == 1
@@ -238,8 +247,9 @@ def test_a_lease_is_given_back_although_another_version_has_come(
     """The block ends as if the server did not answer, and the keeper tries again, without a crash."""
     with Locks.from_url(server.url(recovery="off"), ttl=TTL) as locks:
         with locks.hold("a"):
-            server.command("HSET", "weblock:{0}:epoch", "format", "0")
-        server.command("HSET", "weblock:{0}:epoch", "format", "2")
+            server.command("RENAME", "weblock:{0}:epoch", "ours")
+            server.command("EVAL", OF_ANOTHER_VERSION, "1", "weblock:{0}:epoch")
+        server.command("RENAME", "ours", "weblock:{0}:epoch")
         locks.acquire("a", wait=PATIENCE).release()
     assert not [each for each in caplog.records if each.levelname == "CRITICAL"]
 

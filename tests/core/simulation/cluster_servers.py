@@ -216,7 +216,7 @@ class ClusterServers(EngineServer):
         """The leases, in the time of the master where they are; nobody looks at queues here."""
         _bucket, names = LAYOUT.of_key(key)
         for master in self.masters:
-            if master.model.in_common(names[0]).get("count", "0") != "0":
+            if master.model.in_common(names[0]).get("count"):
                 args = (master.model.incarnation, "0", "asking")
                 _now, *said = master.model.evaluate(scripts.LOOK, names[:1], args)
                 return _state(*said)._replace(places={}, voided=())
@@ -242,8 +242,8 @@ class ClusterServers(EngineServer):
             "uptime_in_seconds": "0",
             "second_repl_offset": "-1",
             "maxmemory_policy": "noeviction",
-            "run_id": f"r{master.model.run}",
-            "master_replid": f"i{master.model.replid}",
+            "run_id": master.model.run_id,
+            "master_replid": master.model.master_replid,
             "server_time_usec": str(master.micros()),
         }
         return "".join(f"{name}:{value}\r\n" for name, value in said.items()).encode()

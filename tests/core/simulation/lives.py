@@ -10,7 +10,7 @@ from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import Layout, micros
 from weblock.stores.redis.scripts import Script
 
-from .redis_model import RedisModel
+from .redis_model import RedisModel, unpacked
 
 LAYOUT = Layout("lives", 1)
 SECOND: Final = 1_000_000
@@ -72,7 +72,7 @@ class Lives:
         self._check_lease(kept, expires)
         places = [word for word in self._fields(kept) if word.startswith("place:")]
         for place in places:
-            until = int(self._fields(kept)[place].split(" ")[0])
+            until = unpacked(self._fields(kept)[place])[0]
             if until > self._now:
                 assert self._queue in kept
                 for key in (self._lock, self._queue):
@@ -80,10 +80,10 @@ class Lives:
 
     def _check_lease(self, kept: set[str], expires: dict[str, int]) -> None:
         fields = self._fields(kept)
-        leases = [value.split() for field, value in fields.items() if field.startswith("lease:")]
-        voided = self._model.in_common(self._lock).get("voided", "") if fields else ""
-        gave_up = [int(each.split()[1]) for each in voided.split(";") if each]
-        until = max([int(lease[3]) for lease in leases] + gave_up, default=0)
+        leases = [unpacked(value) for field, value in fields.items() if field.startswith("lease:")]
+        voided = self._model.in_common(self._lock)["voided"] if fields else {}
+        gave_up = [*dict(voided).values()]
+        until = max([lease[3] for lease in leases] + gave_up, default=0)
         latest = max(self._now, until) + DAY + MINUTE + GRAIN
         assert expires.get(self._lock, 0) <= latest, "a lease's key outlives it by far too long"
         assert expires.get(self._queue, 0) <= self._now + DAY + MINUTE + GRAIN, (

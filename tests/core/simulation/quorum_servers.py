@@ -12,6 +12,7 @@ from weblock.stores.redis.scripts import Script
 
 from .engine import EPOCH
 from .redis_engine import LAYOUT
+from .redis_model import unpacked
 from .redis_server import RedisServer
 
 NEVER: Final = float("-inf")
@@ -39,9 +40,9 @@ class QuorumServer(RedisServer):
     def now(self) -> float:
         return EPOCH + self._skew + self._rate * self._world.now
 
-    def true(self, micros: str | None) -> float:
+    def true(self, micros: int) -> float:
         """When its clock shows this."""
-        return (int(micros or 0) / MICRO - EPOCH - self._skew) / self._rate
+        return (micros / MICRO - EPOCH - self._skew) / self._rate
 
     def crash(self, *, forget: bool) -> None:
         """Goes down, and comes back with its data, or without a second's, or empty."""
@@ -63,9 +64,9 @@ class QuorumServer(RedisServer):
         if not owner:
             return None
         found: Any = self._model.values[name]
-        lease = found["lease:" + owner].split()
+        lease = unpacked(found["lease:" + owner])
         until = self.true(lease[3])
-        return (owner, until, int(lease[1])) if until > self._world.now else None
+        return (owner, until, lease[1]) if until > self._world.now else None
 
     def owners(self) -> Iterator[tuple[str, str]]:
         """Who has something there that has not ended, and of which key."""
@@ -76,9 +77,10 @@ class QuorumServer(RedisServer):
             if holder := self.holder(key):
                 yield key, holder[0]
             for field, packed in value.items():
-                ends = str(packed).partition(" ")[0]
-                if field.startswith("place:") and self.true(ends) > self._world.now:
-                    yield key, field.removeprefix("place:")
+                if field.startswith("place:"):
+                    ends = self.true(unpacked(str(packed))[0])
+                    if ends > self._world.now:
+                        yield key, field.removeprefix("place:")
 
     def _lost(self) -> None:
         self.lost_at = self._world.now

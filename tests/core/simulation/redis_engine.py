@@ -122,7 +122,7 @@ class RedisEngine(EngineServer):
         """Has a heartbeat of nobody do to leases of another run what each script does to them first."""
         _bucket, keys = LAYOUT.of_key(key)
         lock = self._model.in_common(keys[0])
-        if lock and lock["count"] != "0" and lock["run"] != f"r{self._model.run}":
+        if lock and lock["count"] and lock["run"] != self._model.run_id:
             self._evaluate(scripts.RENEW, keys)
 
     def _run(self, request: Changing) -> Any:

@@ -16,6 +16,7 @@ import pytest
 from weblock.stores.redis.scripts import Script
 
 lua51 = pytest.importorskip("lupa.lua51")
+msgpack = pytest.importorskip("msgpack")
 
 Value = dict[str, str] | dict[str, float] | str
 
@@ -43,12 +44,20 @@ class RedisModel:
     @property
     def incarnation(self) -> str:
         """What a client that connects now knows it by."""
-        return f"r{self.run}:i{self.replid}"
+        return f"{self.run_id}:{self.master_replid}"
 
-    def in_common(self, key: str) -> dict[str, str]:
+    @property
+    def run_id(self) -> str:
+        return f"r{self.run:04}"
+
+    @property
+    def master_replid(self) -> str:
+        return f"i{self.replid:04}"
+
+    def in_common(self, key: str) -> dict[str, Any]:
         """What a lock's leases have in common, by the names of ``head.lua``."""
         value: Any = self.values.get(key)
-        return dict(zip(_IN_COMMON, value["lock"].split(" ", 9), strict=True)) if value else {}
+        return dict(zip(_IN_COMMON, unpacked(value["lock"]), strict=True)) if value else {}
 
     def evaluate(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
         _serving[0] = self
@@ -164,9 +173,9 @@ class RedisModel:
         uptime = self._now() // 1_000_000 - self._started_at // 1_000_000
         offset = 7 if self.replica_once else -1
         return {
-            "server": f"run_id:r{self.run}\r\nuptime_in_seconds:{uptime}\r\n",
+            "server": f"run_id:{self.run_id}\r\nuptime_in_seconds:{uptime}\r\n",
             "replication": (
-                f"role:master\r\nmaster_replid:i{self.replid}\r\nsecond_repl_offset:{offset}\r\n"
+                f"role:master\r\nmaster_replid:{self.master_replid}\r\nsecond_repl_offset:{offset}\r\n"
             ),
             "commandstats": f"cmdstat_{'flushall' if self.flushed else 'info'}:calls=1,usec=1\r\n",
         }[section]
@@ -273,6 +282,7 @@ _IN_COMMON = [
     "longest",
     "asked",
     "voided",
+    "places",
 ]
 
 _MEMORY = frozenset({"SET", "HSET", "HINCRBY", "ZADD"})
@@ -299,6 +309,31 @@ def _call(command: str, *args: Any) -> Any:
 
 
 _lua.globals().redis = _lua.table_from({"call": _call, "error_reply": lambda text: text})
+
+
+def packed(*values: Any) -> str:
+    """A list as the server packs it, with a character for each byte."""
+    # Only who gave up is in a table.
+    plain = (dict(value) or [] if lua51.lua_type(value) == "table" else value for value in values)
+    return b"".join(map(msgpack.packb, plain)).decode("latin-1")
+
+
+def unpacked(text: str) -> list[Any]:
+    reader = msgpack.Unpacker()
+    reader.feed(text.encode("latin-1"))
+    return list(reader)
+
+
+_lua.globals().cmsgpack = _lua.eval("""
+function(pack, read)
+  return { pack = pack, unpack = function(text) return unpack(read(text)) end }
+end
+""")(
+    packed,
+    lambda text: _table_from(
+        _table_from(value) if isinstance(value, (dict, list)) else value for value in unpacked(text)
+    ),
+)
 
 
 _watch = _lua.eval("""

@@ -24,7 +24,7 @@ from weblock.stores.transport.listener import from_notification
 
 from .engine import Acquire, Change, Changing, Refresh, Release
 from .redis_engine import LAYOUT, RedisEngine
-from .redis_model import _call, _lua
+from .redis_model import _call, _lua, unpacked
 
 _lua.globals().redis["pcall"] = _call  # Nothing that a probe tries is refused here.
 
@@ -196,8 +196,8 @@ class RedisServer(RedisEngine):
             "uptime_in_seconds": "0",
             "second_repl_offset": "-1",
             "maxmemory_policy": "noeviction",
-            "run_id": f"r{self._model.run}",
-            "master_replid": f"i{self._model.replid}",
+            "run_id": self._model.run_id,
+            "master_replid": self._model.master_replid,
         }
         return "".join(f"{name}:{value}\r\n" for name, value in said.items()).encode()
 
@@ -216,7 +216,9 @@ class RedisServer(RedisEngine):
     def _in_quarantine(self, asked: Changing | Refresh, replies: list[Reply]) -> None:
         """A server that recovers says until when: that excuses a delay, within reason."""
         epoch = self._model.values.get(f"{LAYOUT.tag(0)}:epoch")
-        recovered = int(epoch["lost"]) + int(epoch["recovery"]) if isinstance(epoch, dict) else 0
+        recovered = 0
+        if isinstance(epoch, dict):
+            recovered = unpacked(str(epoch["server"]))[4] + int(epoch["recovery"])
         left = recovered / MICRO - self.now()
         if self._recovers:  # From the first who asks on.
             self._recovers = False

@@ -10,7 +10,7 @@ from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import Layout, look_of, micros
 from weblock.stores.redis.scripts import Script
 
-from .redis_model import RedisModel
+from .redis_model import RedisModel, packed, unpacked
 
 LAYOUT = Layout("sharing", 1)
 SECOND: Final = 1_000_000
@@ -99,8 +99,8 @@ def _silent_processes(rig: Rig) -> None:
     rig.acquire("x", 1)
     rig.release("w")
     rig.refresh("b", "x")
-    place = rig.fields()["place:x"]
-    rig.fields()["place:x"] = place.replace(" p.x ", " p.a ")
+    *place, _process, label = unpacked(rig.fields()["place:x"])
+    rig.fields()["place:x"] = packed(*place, "p.a", label)
     rig.now += HANDOFF
     assert rig.refresh("x")[0][0] == b"gone"
     assert rig.holders() == ["b"]
@@ -219,8 +219,8 @@ def _thousands(rig: Rig) -> None:
     rig.model.move()
     rig.run_of_client = rig.model.incarnation
     rig.acquire("first", SHARED)
-    runs = [lease.split()[6] for field, lease in rig.fields().items() if field.startswith("lease:")]
-    assert set(runs) == {f"r{rig.model.run}"}
+    runs = [unpacked(lease)[6] for field, lease in rig.fields().items() if field.startswith("lease:")]
+    assert set(runs) == {rig.model.run_id}
     rig.now += DAY
     rig.acquire("second", SHARED)
     assert rig.holders() == ["second"]

@@ -164,31 +164,22 @@ def look_of(raw: Sequence[Any]) -> Look:
 
 
 def _state(
-    fence: bytes,
+    fence: int,
     leases: Sequence[Sequence[Any]],
-    places: Sequence[Sequence[bytes]],
-    asked: bytes,
-    voided: bytes,
+    places: Sequence[Sequence[Any]],
+    asked: int,
+    gave_up: Sequence[Sequence[Any]],
 ) -> KeyState:
     grants: list[Grant] = []
     for owner, process, label, limit, its_fence, since, until, confirmed in leases:
-        claim = Claim(_text(owner), _text(process), 0.0, _text(label), int(limit))
-        times = int(since) / MICRO, int(until) / MICRO
-        grants.append(Grant(claim, int(its_fence), *times, bool(confirmed)))
+        claim = Claim(_text(owner), _text(process), 0.0, _text(label), limit)
+        grants.append(Grant(claim, its_fence, since / MICRO, until / MICRO, bool(confirmed)))
     queue: dict[str, Place] = {}
-    for owner, packed_claim in places:
-        if owner and packed_claim:
-            last, ttl, _ticket, most, at, named = _text(packed_claim).split(" ", 5)
-            claim = Claim(_text(owner), at, int(ttl) / MICRO, named, int(most))
-            queue[claim.owner] = Place(claim, int(last) / MICRO)
-    gave_up = (each.split() for each in _text(voided).split(";") if each)
-    return KeyState(
-        int(fence),
-        tuple(grants),
-        queue,
-        tuple(Voided(whose, int(end) / MICRO) for whose, end in gave_up),
-        int(asked),
-    )
+    for owner, process, label, limit, ttl, until in places:
+        claim = Claim(_text(owner), _text(process), ttl / MICRO, _text(label), limit)
+        queue[claim.owner] = Place(claim, until / MICRO)
+    voided = tuple(Voided(_text(owner), until / MICRO) for owner, until in gave_up)
+    return KeyState(fence, tuple(grants), queue, voided, asked)
 
 
 def _text(raw: bytes) -> str:

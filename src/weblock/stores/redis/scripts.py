@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from ..._core.table import HANDOFF, PLACE, SEEN
 
-FORMAT: Final = "2"
+FORMAT: Final = "3"
 """The version of the layout, as ``head.lua`` writes it."""
 
 

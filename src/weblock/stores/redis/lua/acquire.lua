@@ -1,10 +1,9 @@
 -- Grants the key if the claim fits, else queues the claim if fewer than room wait. Asking again is
 -- harmless: an owner that has a lease keeps it, with its fence; one in the queue keeps its place.
 
-local claim =
-  { ttl = tonumber(length), ticket = ticket, limit = tonumber(limit), process = process, label = label }
+local claim = { ttl = length, ticket = ticket, limit = limit, process = process, label = label }
 settle()
-if is_voided(owner) then
+if lock.voided[owner] then
   save()
   return { 'gone', now }
 end

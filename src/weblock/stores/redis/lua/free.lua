@@ -1,26 +1,24 @@
 -- The usual acquire: the key has neither a lease nor a waiter, or one lease that excludes others.
 
-local owner, process, label, length = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-local room, ticket, limit = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10] or '1'
+local owner, process, label, length = ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[7])
+local room, ticket, limit = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10] or 1)
 
-if usual and count == '0' and not got[2] then
-  local number, ends = grant_alone(owner, limit, ticket, length, '1', process, label)
+if usual and count == 0 and places == 0 then
+  local number, ends = grant_alone(owner, limit, ticket, length, true, process, label)
   return { 'held', now, number, ends, 1 }
 end
 
-local ends = tonumber(soonest)
-local waiters = usual and least == '1' and ticket == 0 and not got[3] and not got[4]
-  and now < ends and ends <= now + longest and redis.call('ZCARD', QUEUE)
+local excludes = usual and least == 1 and ticket == 0 and now < soonest and soonest <= now + longest
+local found = excludes and redis.call('HMGET', LOCK, 'lease:' .. owner, 'place:' .. owner, 'lease:' .. holder)
+local waiters = found and not found[1] and not found[2] and redis.call('ZCARD', QUEUE)
 if waiters and (room == 0 or waiters < room) then
-  local lease = redis.call('HGET', LOCK, 'lease:' .. holder)
-  local its_label = string.match(lease, '^%d+ %d+ %d+ %d+ %d+ [01] %w* %S* (.*)$')
-  if room == 0 then
-    return { 'busy', now, waiters, ends, '', its_label, 0 }
+  local its_label = select(9, cmsgpack.unpack(found[3]))
+  if room > 0 then
+    redis.call('ZADD', QUEUE, places + 1, owner)
+    redis.call('PEXPIRE', QUEUE, kept_for(0))
+    redis.call('HSET', LOCK,
+      'lock', cmsgpack.pack(fence, count, run, holder, least, mixed, soonest, longest, asked, voided, places + 1),
+      'place:' .. owner, cmsgpack.pack(now + PLACE, length, ticket, limit, process, label))
   end
-  local number = (got[2] or 0) + 1
-  redis.call('ZADD', QUEUE, number, owner)
-  redis.call('PEXPIRE', QUEUE, DAY_AND_MINUTE)
-  redis.call('HSET', LOCK, 'places', number,
-    waits, text(now + PLACE) .. ' ' .. length .. ' 0 ' .. limit .. ' ' .. process .. ' ' .. label)
-  return { 'waiting', now, waiters, ends, '', its_label, 0 }
+  return { room > 0 and 'waiting' or 'busy', now, waiters, soonest, '', its_label, 0 }
 end

@@ -6,13 +6,13 @@ local GROUP, key, keep = KEYS[1], ARGV[4], tonumber(ARGV[5])
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-redis.call('ZREMRANGEBYSCORE', GROUP, '-inf', string.format('%.0f', now))
+redis.call('ZREMRANGEBYSCORE', GROUP, '-inf', now)
 if keep == 0 then
   redis.call('ZREM', GROUP, key)
 elseif keep then
-  redis.call('ZADD', GROUP, string.format('%.0f', now + keep), key)
+  redis.call('ZADD', GROUP, now + keep, key)
   local last = redis.call('ZRANGE', GROUP, -1, -1, 'WITHSCORES')
-  redis.call('PEXPIRE', GROUP, string.format('%.0f', last[2] - now))
+  redis.call('PEXPIRE', GROUP, last[2] - now)
 end
 local first = redis.call('ZRANGE', GROUP, 0, 0, 'WITHSCORES')
 return { redis.call('ZCARD', GROUP), first[2] and first[2] - now or 0 }

@@ -5,8 +5,7 @@ local owner, keep, text = ARGV[4], ARGV[5], ARGV[6]
 
 local clock = redis.call('TIME')
 local lease = redis.call('HGET', LOCK, 'lease:' .. owner)
-local ends = lease and tonumber(string.match(lease, '^%d+ %d+ %d+ (%d+) '))
-if not ends or ends <= clock[1] * 1000000 + clock[2] then
+if not lease or select(4, cmsgpack.unpack(lease)) <= clock[1] * 1000000 + clock[2] then
   return 0
 end
 redis.call('HSET', TEXT, 'text', text)

@@ -2,22 +2,23 @@
 
 local owner, void = ARGV[4], tonumber(ARGV[5])
 
-if usual and void == 0 and holder == owner and count == '1' and now < tonumber(soonest) then
-  local heir = got[2] and redis.call('ZRANGE', QUEUE, 0, 0)[1]
-  if heir and least == '1' then
-    local place = redis.call('HGET', LOCK, 'place:' .. heir) or ''
-    local ends, ttl, ticket, limit, process, label = string.match(place, '^(%d+) (%d+) (%d+) (%d+) (%S*) (.*)$')
-    if ends and limit == '1' and now < tonumber(ends) then
-      redis.call('ZREM', QUEUE, heir)
-      redis.call('HDEL', LOCK, mine, 'place:' .. heir)
-      local _, _, number, until_then =
-        grant_alone(heir, limit, tonumber(ticket), math.min(tonumber(ttl), HANDOFF), '0', process, label)
-      redis.call('PUBLISH', process, heir .. ' ' .. number .. ' ' .. until_then)
-      return { 'released', now }
+if usual and void == 0 and holder == owner and count == 1 and now < soonest then
+  local heir = places > 0 and redis.call('ZRANGE', QUEUE, 0, 0)[1]
+  if heir and least == 1 then
+    local place = redis.call('HGET', LOCK, 'place:' .. heir)
+    if place then
+      local ends, ttl, ticket, limit, process, label = cmsgpack.unpack(place)
+      if limit == 1 and now < ends then
+        redis.call('ZREM', QUEUE, heir)
+        redis.call('HDEL', LOCK, 'lease:' .. owner, 'place:' .. heir)
+        local number, until_then = grant_alone(heir, limit, ticket, math.min(ttl, HANDOFF), false, process, label)
+        redis.call('PUBLISH', process, string.format(RING, heir, number, until_then))
+        return { 'released', now }
+      end
     end
-  elseif not heir and tonumber(fence) <= now then
+  elseif not heir and fence <= now then
     redis.call('DEL', LOCK)
-    if tonumber(fence) > (tonumber(told[7]) or 0) then
+    if fence > free_fence then
       redis.call('HSET', EPOCH, 'fence', fence)
     end
     return { 'released', now }

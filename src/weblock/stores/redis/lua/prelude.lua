@@ -32,12 +32,12 @@ local ALONE = not EPOCH
 local AWAY = ALONE or WHERE == 'asking'
 
 local epoch = {
-  run = told[2] or '',
-  replids = told[3] or '',
+  run = granting,
+  names = names,
   checked = checked,
   lost = lost,
   recovery = recovery,
-  fence = tonumber(told[7]) or 0,
+  fence = free_fence,
 }
 
 -- Why the server recovers.
@@ -58,13 +58,12 @@ local function make_room()
 end
 
 local function note(facts)
-  local words = {}
   for name, value in pairs(facts) do
     epoch[name] = value
-    words[#words + 1] = name
-    words[#words + 1] = value == true and '1' or value == false and '0' or value
   end
-  redis.call('HSET', EPOCH, unpack(words))
+  redis.call('HSET', EPOCH,
+    'server', cmsgpack.pack(FORMAT, epoch.run, epoch.names, epoch.checked, epoch.lost),
+    'recovery', epoch.recovery, 'fence', epoch.fence)
 end
 
 -- When this run may have lost leases, if it has just been met, and how.
@@ -95,31 +94,29 @@ end
 -- for another reason means nothing, nor does one that a connection knows from before.
 local function look_at_server()
   local info = redis.call('INFO', 'replication')
-  local replid = string.match(info, 'master_replid:(%w+)')
+  local name = RUN .. ':' .. string.match(info, 'master_replid:(%w+)')
   local promoted = tonumber(string.match(info, 'second_repl_offset:(%-?%d+)')) > 0
-  if epoch.run == RUN and (not promoted or string.find(epoch.replids, replid, 1, true)) then
-    local names = epoch.replids
-    for _, name in ipairs({ REPLID, replid }) do
-      names = string.find(names, name, 1, true) and names or string.sub(name .. ' ' .. names, 1, 500)
+  if epoch.run == RUN and (not promoted or string.find(epoch.names, name, 1, true)) then
+    local names = epoch.names
+    for _, each in ipairs({ NAME, name }) do
+      names = string.find(names, each, 1, true) and names or string.sub(each .. ' ' .. names, 1, 500)
     end
     -- A recovery that was over when the clock was set back is over.
     local over = now < epoch.checked and recovered_at <= epoch.checked
     local lost = over and math.min(epoch.lost, now - epoch.recovery) or epoch.lost
-    note({ checked = now, replids = names, lost = lost })
+    note({ checked = now, names = names, lost = lost })
     return
   end
   local lost, why = loss_of(promoted)
   note({
-    format = FORMAT,
     run = RUN,
-    replids = replid .. ' ' .. REPLID,
+    names = name == NAME and name or name .. ' ' .. NAME,
     checked = now,
     lost = lost,
-    why = why,
     recovery = math.max(epoch.recovery, RECOVERY),
-    renews = WHERE == 'cluster' and not promoted,
     fence = math.max(epoch.fence, epoch.checked + SECOND),
   })
+  redis.call('HSET', EPOCH, 'why', why, 'renews', WHERE == 'cluster' and not promoted and '1' or '0')
 end
 
 if not AWAY then
@@ -139,24 +136,28 @@ local recovers = now < recovered_at
 local grants = not AWAY and not recovers
 
 local lock = {
-  fence = tonumber(fence),
-  count = tonumber(count),
-  holder = holder,
-  limit = count == '0' and HUGE or tonumber(least),
-  mixed = mixed == '1',
-  soonest = count == '0' and HUGE or tonumber(soonest),
-  length = tonumber(longest),
+  fence = fence,
+  count = count,
   run = run,
-  asked = tonumber(asked),
+  holder = holder,
+  limit = count == 0 and HUGE or least,
+  mixed = mixed,
+  soonest = count == 0 and HUGE or soonest,
+  length = longest,
+  asked = asked,
   voided = voided,
-  places = tonumber(got[2]) or 0,
+  places = places,
 }
 local changed = false -- Whether it must be written at the end.
 local lasts_longer = false -- Whether it must be kept longer than until now.
 local nobody_waits = ALONE -- Whether QUEUE is known to be empty.
 
 -- The fields of leases and places: what was read, what is to be written, and what is to go.
-local fields, puts, drops = { [mine] = got[3], [waits] = got[4] }, {}, {}
+local fields, puts, drops = {}, {}, {}
+if ARGV[4] then -- The caller's own are needed in any case.
+  local mine, waits = 'lease:' .. ARGV[4], 'place:' .. ARGV[4]
+  fields[mine], fields[waits] = unpack(redis.call('HMGET', LOCK, mine, waits))
+end
 
 local function field(name)
   if fields[name] == nil then
@@ -198,25 +199,15 @@ local function flush()
 end
 
 local function packed_lease(lease)
-  return string.format('%.0f %.0f %.0f %.0f %.0f %s %s %s %s', lease.limit, lease.fence, lease.since, lease.ends,
-    lease.length, lease.confirmed and '1' or '0', lease.run, lease.process, lease.label)
+  return cmsgpack.pack(lease.limit, lease.fence, lease.since, lease.ends, lease.length, lease.confirmed, lease.run,
+    lease.process, lease.label)
 end
 
 local function unpacked_lease(owner, packed)
-  local limit, fence, since, ends, length, confirmed, run, process, label =
-    string.match(packed, '^(%d+) (%d+) (%d+) (%d+) (%d+) ([01]) (%w*) (%S*) (.*)$')
-  return {
-    owner = owner,
-    limit = tonumber(limit),
-    fence = tonumber(fence),
-    since = tonumber(since),
-    ends = tonumber(ends),
-    length = tonumber(length),
-    confirmed = confirmed == '1',
-    run = run,
-    process = process,
-    label = label,
-  }
+  local lease = { owner = owner }
+  lease.limit, lease.fence, lease.since, lease.ends, lease.length, lease.confirmed, lease.run, lease.process,
+    lease.label = cmsgpack.unpack(packed)
+  return lease
 end
 
 local function lease_of(owner)
@@ -278,25 +269,14 @@ local function drop_lease(lease)
   end
 end
 
-local function is_voided(owner)
-  return string.find(';' .. lock.voided, ';' .. owner .. ' ', 1, true)
-end
-
 local function place_of(owner)
   local packed = field('place:' .. owner)
   if not packed then
     return nil
   end
-  local ends, ttl, ticket, limit, process, label =
-    string.match(packed, '^(%d+) (%d+) (%d+) (%d+) (%S*) (.*)$')
-  return {
-    ends = tonumber(ends),
-    ttl = tonumber(ttl),
-    ticket = tonumber(ticket),
-    limit = tonumber(limit),
-    process = process,
-    label = label,
-  }
+  local place = {}
+  place.ends, place.ttl, place.ticket, place.limit, place.process, place.label = cmsgpack.unpack(packed)
+  return place
 end
 
 -- How many come before an owner that waits.
@@ -305,15 +285,15 @@ local function position_of(owner)
 end
 
 local function put_place(owner, place)
-  put('place:' .. owner, string.format('%.0f %.0f %.0f %.0f %s %s', now + PLACE, place.ttl, place.ticket, place.limit,
-    place.process, place.label))
+  put('place:' .. owner,
+    cmsgpack.pack(now + PLACE, place.ttl, place.ticket, place.limit, place.process, place.label))
   keep(QUEUE, 0)
 end
 
 -- Queues an owner that has no place yet.
 local function queue(owner, place)
   lock.places = lock.places + 1
-  redis.call('ZADD', QUEUE, place.ticket > 0 and text(place.ticket) or lock.places, owner)
+  redis.call('ZADD', QUEUE, place.ticket > 0 and place.ticket or lock.places, owner)
   nobody_waits = false
   put_place(owner, place)
 end
@@ -338,7 +318,7 @@ local function first_waiter()
     local owner = redis.call('ZRANGE', QUEUE, 0, 0)[1]
     local place = owner and place_of(owner)
     nobody_waits = not owner
-    if not owner or place and now < place.ends and not is_voided(owner) then
+    if not owner or place and now < place.ends and not lock.voided[owner] then
       return owner, place
     end
     drop_place(owner)
@@ -404,9 +384,9 @@ local function drop_ended()
     end
   end
   if lock.run ~= RUN then -- So do the ends of those that gave up.
-    lock.voided = string.gsub(lock.voided, '(%S+) (%d+);', function(owner, ends)
-      return owner .. ' ' .. text(math.max(tonumber(ends), now + epoch.recovery)) .. ';'
-    end)
+    for owner, ends in pairs(lock.voided) do
+      lock.voided[owner] = math.max(ends, now + epoch.recovery)
+    end
     lock.run = RUN
   end
   add_up(lasting)
@@ -416,12 +396,10 @@ end
 
 -- Drops the leases that have ended, and lets in those who fit now.
 local function settle()
-  if lock.voided ~= '' and lock.run == RUN then
-    local kept = string.gsub(lock.voided, '%S+ (%d+);', function(ends)
-      return tonumber(ends) <= now and '' or nil
-    end)
-    changed = changed or kept ~= lock.voided
-    lock.voided = kept
+  for owner, ends in pairs(lock.run == RUN and lock.voided or {}) do
+    if ends <= now then
+      lock.voided[owner], changed = nil, true
+    end
   end
   local current = now < lock.soonest and lock.soonest <= now + lock.length
   local silent = {}
@@ -445,7 +423,8 @@ local function save()
     return
   end
   nobody_waits = nobody_waits or lock.count == 0 and redis.call('EXISTS', QUEUE) == 0
-  if lock.count == 0 and nobody_waits and not ALONE and lock.voided == '' and lock.fence <= now then
+  local is_free = lock.count == 0 and nobody_waits and not ALONE and not next(lock.voided)
+  if is_free and lock.fence <= now then
     redis.call('DEL', LOCK)
     if lock.fence > epoch.fence then
       note({ fence = lock.fence })
@@ -455,24 +434,20 @@ local function save()
   if lock.count == 0 then
     lock.limit, lock.soonest, lock.asked = 0, 0, 0
   end
-  puts.lock = string.format('%.0f %.0f %s %s %.0f %s %.0f %.0f %.0f %s', lock.fence, lock.count, lock.run, lock.holder,
-    lock.limit, lock.mixed and '1' or '0', lock.soonest, lock.length, lock.asked, lock.voided)
-  if lock.places > 0 then
-    puts.places = lock.places
-  end
-  if lock.count == 0 and nobody_waits and lock.voided == '' and not ALONE then
-    drops.places, puts.places = true, nil
-    flush()
-    redis.call('PEXPIRE', LOCK, text((lock.fence - now + MINUTE + SECOND) / 1000))
+  lock.places = is_free and 0 or lock.places
+  puts.lock = cmsgpack.pack(lock.fence, lock.count, lock.run, lock.holder, lock.limit, lock.mixed, lock.soonest,
+    lock.length, lock.asked, lock.voided, lock.places)
+  flush()
+  if is_free then
+    redis.call('PEXPIRE', LOCK, math.ceil((lock.fence - now + MINUTE + SECOND) / 1000))
     return
   end
-  flush()
   if not lasts_longer and lock.count > 0 then
     return
   end
   local lasting = lock.count == 1 and lock.soonest - now or lock.count > 1 and lock.length or 0
   local length = math.max(lasting, lock.fence - now)
-  for ends in string.gmatch(lock.voided, ' (%d+);') do
+  for _, ends in pairs(lock.voided) do
     length = math.max(length, ends - now)
   end
   keep(LOCK, length)
@@ -520,7 +495,7 @@ local function beat(owner, ttl)
   -- A place that nobody has kept for a day may have outlived the queue.
   local place = place_of(owner)
   local position = place and position_of(owner)
-  if not position or is_voided(owner) then
+  if not position or lock.voided[owner] then
     return { 'gone', now }
   end
   put_place(owner, place)

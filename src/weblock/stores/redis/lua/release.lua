@@ -12,8 +12,7 @@ elseif place_of(owner) then
   drop_place(owner)
 end
 if void > 0 then
-  local others = string.gsub(lock.voided, owner .. ' %d+;', '')
-  lock.voided = others .. owner .. ' ' .. text(now + void) .. ';'
+  lock.voided[owner] = now + void
   lasts_longer = true
 end
 changed = true

@@ -7,7 +7,7 @@ settle()
 local answer, lease = { 'gone', now }, lease_of(heir)
 if recovers then
   answer = { 'unknown', now, why() }
-elseif not is_voided(heir) then
+elseif not lock.voided[heir] then
   if not lease then
     lease = lease_of(owner)
     if lease then
