@@ -47,12 +47,12 @@ MUTANTS = {
     ),
     "a flush is not noticed": ("if string.find(commands,", "if false and string.find(commands,"),
     "a run is the run id": (
-        "epoch.run == RUN and (not promoted or string.find(epoch.replids, replid, 1, true))",
+        "epoch.run == RUN and (not promoted or string.find(epoch.names, name, 1, true))",
         "epoch.run == RUN",
     ),
     "a release forgets who gave up": (
-        "lock.voided == '' and lock.fence <= now",
-        "lock.fence <= now",
+        "and not ALONE and not next(lock.voided)",
+        "and not ALONE",
     ),
     "a clock that is set back is not noticed": (
         "if epoch.lost > now + SWITCH then",
@@ -62,7 +62,7 @@ MUTANTS = {
         "math.min(lease.ends, now + lease.length)\n    if",
         "lease.ends\n    if",
     ),
-    "a lock alone is deleted": ("and not ALONE and lock.voided", "and lock.voided"),
+    "a lock alone is deleted": ("and not ALONE and not next", "and not next"),
     "a lock alone is noted in the epoch": (
         "if not AWAY then\n  if not known",
         "if true then\n  if not known",

@@ -118,7 +118,7 @@ def forge(server: Server, key: str, fence: int, until: int) -> None:
     """Publish what only the server should: that the first waiter of ``key`` has the lease."""
     with server.client() as client:
         (lock,) = [name for name in client.keys("*:lock:*") if name.endswith(key)]
-        place = next(each for each in client.hgetall(lock) if each.startswith("place:"))
+        place = next(each for each in client.hkeys(lock) if each.startswith("place:"))
         owner = place.removeprefix("place:")
         for channel in client.pubsub_channels("*"):
             client.publish(channel, f"{owner} {fence} {until}")
