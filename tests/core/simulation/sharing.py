@@ -219,7 +219,9 @@ def _thousands(rig: Rig) -> None:
     rig.model.move()
     rig.run_of_client = rig.model.incarnation
     rig.acquire("first", SHARED)
-    runs = [unpacked(lease)[6] for field, lease in rig.fields().items() if field.startswith("lease:")]
+    runs = [
+        unpacked(lease)[6] for field, lease in rig.fields().items() if field.startswith("lease:")
+    ]
     assert set(runs) == {rig.model.run_id}
     rig.now += DAY
     rig.acquire("second", SHARED)
