@@ -14,7 +14,7 @@ from tests.contract.engines import ENGINES, Promises
 
 TOP = Path(__file__).parents[2]
 
-EARLIER = "9af3ad59"
+EARLIER = "eaf7702e"
 """The first commit that stores leases as this one does. Whoever changes what is stored moves it on.
 
 Then ``docs/deployment.md`` says that the two may not share an engine, and the format's name changes.
