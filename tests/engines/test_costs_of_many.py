@@ -115,4 +115,4 @@ def test_a_section_on_files_calls_few_functions(locks: Locks) -> None:
         finally:
             sys.setprofile(None)
     del calls["<listcomp>"]  # Python 3.12 and later inline these.
-    assert calls.total() <= 25
+    assert calls.total() <= 21

@@ -244,7 +244,8 @@ def test_a_state_that_was_returned_does_not_change_with_the_file(processes: list
         file = one.engine.home.records[file_of("k")]
         visit = file.run([("k", lambda state, _: Step(state, GONE))], time.monotonic, bool)
         assert visit
-        return visit.steps[0].state
+        (done,), _ = visit
+        return done.step.state
 
     for owner in range(200):
         one.acquire(owner)

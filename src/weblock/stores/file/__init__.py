@@ -89,10 +89,8 @@ def open_engine(url: str) -> FileEngine:
     alone = options.get("allow_container", False)
     engine = FileEngine(directory, alone=alone)
     found = checks.container(engine.path, f"file://{directory}", alone=alone)
-    is_new = (
-        engine.home is not None and engine.home.directory.is_new
-    )  # A worker repeats no warning.
-    if found.level is not Level.OK and is_new and not checks.told:
+    home = engine.home  # If it is not new, a worker would only repeat the warning.
+    if found.level is not Level.OK and home and home.directory.is_new and not checks.told:
         checks.told.append(found.text)
         logger.warning("%s %s [weblock.container]", found.text, found.remedy)
     return engine
@@ -274,8 +272,8 @@ class _RecordCells:
         self._runtime = runtime
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
-        visit = await self._visit(file_of(key), ((key, transition),), patience)
-        return Done(visit.steps[0], visit.now)
+        (done,), _ = await self._visit(file_of(key), ((key, transition),), patience)
+        return done
 
     async def update_many(
         self, changes: Mapping[str, Transition], *, patience: float
@@ -287,10 +285,8 @@ class _RecordCells:
         outcomes: dict[str, Done | EngineUnavailable] = {}
         for file, of_file in by_file.items():
             try:
-                steps, now, _ = await self._visit(file, of_file, patience)
-                outcomes |= {
-                    key: Done(step, now) for (key, _), step in zip(of_file, steps, strict=True)
-                }
+                done, _ = await self._visit(file, of_file, patience)
+                outcomes |= {key: each for (key, _), each in zip(of_file, done, strict=True)}
             except EngineUnavailable as error:
                 outcomes |= {key: error for key, _ in of_file}
         return outcomes
@@ -298,10 +294,9 @@ class _RecordCells:
     async def names(self, prefix: str, *, patience: float) -> list[str]:
         names: list[str] = []
         for file in range(FILES):
-            home = self._engine.open()
-            if home.records[file].written_at:  # To look is no reason to make one.
-                visit = await self._visit(file, (), patience)
-                names += [name.decode() for name in tuple(visit.names)]
+            if self._engine.open().records[file].written_at:  # To look is no reason to make one.
+                _, states = await self._visit(file, (), patience)
+                names += [name.decode() for name in tuple(states)]
         return [name for name in names if name.startswith(prefix)]
 
     async def mark(self, key: str, keep: float | None) -> None:
@@ -360,7 +355,7 @@ class _RecordCells:
         """Apply changes to a record file as soon as no other caller is inside."""
         clock = self._runtime.now
         while True:
-            home = self._engine.open()
+            home = self._engine.home or self._engine.open()
             record, alive = home.records[file], home.processes.alive
             try:
                 done = record.run(changes, clock, alive)

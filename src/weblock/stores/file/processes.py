@@ -108,10 +108,15 @@ class Processes:
 
         A lease that is on its way to another process belongs to none, which never dies.
         """
-        if process in {"", self.process}:
+        if process in ("", self.process):
             return True
-        if process not in self._dead:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._guard:
+            if pipe := self._theirs.get(process):
+                poller = select.poll()
+                poller.register(pipe, 0)
+                if poller.poll(0):  # It has no reader any more.
+                    self._bury(process)
+            elif process not in self._dead:
                 self._open(process).close()
         return process not in self._dead
 
@@ -147,8 +152,9 @@ class Processes:
         self._closed.set()
         self._look_again()
         self._thread.join()
-        for pipe in list(self._theirs.values()):
-            pipe.close()
+        with self._guard:
+            while self._theirs:
+                self._theirs.popitem()[1].close()
         if self._ours:
             self._ours.close()
             with contextlib.suppress(OSError):
@@ -191,7 +197,8 @@ class Processes:
 
     def _send(self, process: str, text: str) -> None:
         # A line break in front, too: what other programs have written may lack one.
-        with contextlib.suppress(OSError), self._open(process) as pipe:
+        with contextlib.suppress(OSError), self._guard, contextlib.ExitStack() as opened:
+            pipe = self._theirs.get(process) or opened.enter_context(self._open(process))
             pipe.write(f"\n{text}\n".encode())
 
     def _look_again(self) -> None:
@@ -221,14 +228,15 @@ class Processes:
                 self._receive(ours)
                 died = [theirs[fd] for fd in ready if fd in theirs]
             for process in died:
-                self._bury(process)
-                self._theirs.pop(process).close()
+                with self._guard:
+                    self._bury(process)
+                    self._theirs.pop(process).close()
                 for owner, those in list(self._watched.items()):
                     if process in those:
                         self._switchboard.notify(owner, CheckAgain())
 
     def _receive(self, pipe: Pipe) -> None:
-        for line in (pipe.read(_CAPACITY) or b"").split(b"\n"):
+        for line in filter(None, (pipe.read(_CAPACITY) or b"").split(b"\n")):
             # Else no process of weblock has written it.
             with contextlib.suppress(ValueError, IndexError):
                 owner, *granted = line.decode().split(" ")

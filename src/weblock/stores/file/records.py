@@ -38,14 +38,15 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from queue import Empty
-from typing import Final, NamedTuple
+from typing import Final
 
-from ..._core.table import KeyState, Moment, Place, Step, current
+from ..._core.table import KeyState, Moment, Place, current
 from ..._platform.forks import close_in_children
 from ...errors import EngineUnavailable
-from ..cells import Transition
+from ..cells import Done, Transition
 from ..codec import from_bytes, to_bytes
 from ..transport.pool import turns
 from .directory import Directory, no_fork
@@ -64,6 +65,9 @@ _LARGEST_SLOT: Final = 16 * 1024 * 1024
 _LONG: Final = _FIRST_SLOT
 """Bytes of a record above which a change is written behind it."""
 
+_BLOCK: Final = 4096
+"""Bytes that are read at once: most records, or several entries."""
+
 _HEADROOM: Final = 512
 """Bytes by which a record may grow while no caller joins a queue."""
 
@@ -74,49 +78,22 @@ States = dict[bytes, bytes | KeyState]
 """By key. The state of a long queue stays as it was decoded."""
 
 
-class _Record(NamedTuple):
+@dataclass(slots=True)
+class _Record:
     """What a file has: the newest record in the slot of that number, with the entries up to ``end``."""
 
-    sequence: int
-    slot: int
-    end: int
-    fence: int
-    states: States
-
-
-class Visit(NamedTuple):
-    """What a caller has done in a file, and when; ``names`` are the keys that are in it now."""
-
-    steps: list[Step]
-    now: float
-    names: Iterable[bytes]
+    sequence: int = 0
+    slot: int = 1
+    end: int = 0
+    fence: int = 0
+    states: States = field(default_factory=dict)
 
 
 Changes = Sequence[tuple[str, Transition]]
 """Keys, each with a function that changes its state."""
 
-_EMPTY: Final = _Record(0, 1, 0, 0, {})
-
-
-class _Queue(dict[str, Place]):
-    """A queue that knows the owners whose places have ``changed`` since it was written."""
-
-    def __init__(self, places: Mapping[str, Place], changed: Iterable[str] = ()) -> None:
-        super().__init__(places)
-        self.changed = set(changed)
-
-    def copy(self) -> _Queue:
-        return _Queue(self, self.changed)
-
-    def __setitem__(self, owner: str, place: Place) -> None:
-        if owner in self.changed and owner not in self:  # It has left, and goes to the end.
-            self.changed.update(self)
-        self.changed.add(owner)
-        super().__setitem__(owner, place)
-
-    def __delitem__(self, owner: str) -> None:
-        self.changed.add(owner)
-        super().__delitem__(owner)
+Visit = tuple[list[Done], States]
+"""What became of each change, and the states of all keys of the file."""
 
 
 def file_of(key: str) -> int:
@@ -134,10 +111,10 @@ class RecordFile:
         self._boot = bytes.fromhex(directory.boot)
         self._free = turns(1)
         self._fd = self._inode = -1
-        self._size = self._half = 0
-        """The size of the file, and that of a slot."""
-        self._known = _EMPTY
-        """What was read or written last; ``_EMPTY`` if it must be read again."""
+        self._size = self._half = self._room = 0
+        """The size of the file, that of a slot, and that of a record when it is written."""
+        self._known: _Record | None = None
+        """What was read or written last; ``None`` if it must be read again."""
         self._headers = [b"", b""]
         """The headers of both slots then. The next record changes that of the other slot."""
         self._last = (b"", KeyState())
@@ -161,7 +138,7 @@ class RecordFile:
             try:
                 while not self._lock_what_is_there():
                     self._reopen()
-                return self._apply(changes, Moment(clock(), int(time.time() * 1_000_000), alive))
+                return self._apply(changes, Moment(clock(), time.time_ns() // 1000, alive))
             finally:
                 if self._fd >= 0:
                     try:
@@ -220,33 +197,28 @@ class RecordFile:
         self._let_go_of_file()
         if self._closed or not self._directory.is_at(self._directory.path):
             raise FileNotFoundError(self.path)
-        self._known = _EMPTY
+        self._known = None
         with no_fork.lock:
             self._fd = self._directory.open_file(self._name)
         self._inode = os.fstat(self._fd).st_ino
 
     def _apply(self, changes: Changes, moment: Moment) -> Visit:
-        # After a failure on the way, everything is read anew.
-        known, self._known = self._known, _EMPTY
-        record = self._read(known)
-        is_long = record.end > _LONG
-        fence, states = record.fence, record.states
+        record = self._read()
+        states, is_long = record.states, record.end > _LONG
+        done: list[Done] = []
         rows: list[bytes] = []
-        steps: list[Step] = []
         for key, transition in changes:
             name = key.encode()
-            before = self._decoded(states[name]) if name in states else KeyState(fence)
-            if is_long and not isinstance(before.places, _Queue):
-                before = before._replace(places=_Queue(before.places))
+            before = self._decoded(states[name]) if name in states else KeyState(record.fence)
             step = transition(before, moment)
-            steps.append(step)
-            if step.state is not before:
-                fence = max(fence, step.state.fence)
-                rows.append(self._replace(states, name, step.state, is_long=is_long))
+            done.append(Done(step, moment.now))
+            if (after := step.state) is not before:
+                record.fence = max(record.fence, after.fence)
+                rows.append(self._replace(states, name, before.places if is_long else None, after))
         if rows:
-            record = self._write(_Record(*record[:3], fence, states), rows, moment.now)
+            self._write(record, rows, moment.now)
         self._known = record
-        return Visit(steps, moment.now, states)
+        return done, states
 
     def _decoded(self, state: bytes | KeyState) -> KeyState:
         if isinstance(state, KeyState):
@@ -254,38 +226,47 @@ class RecordFile:
         last, known = self._last
         return known if state is last else from_bytes(state, self.path)
 
-    def _replace(self, states: States, name: bytes, state: KeyState, *, is_long: bool) -> bytes:
-        """Replace the state of a key, and return the row that says what has changed."""
+    def _replace(
+        self, states: States, name: bytes, queue: dict[str, Place] | None, state: KeyState
+    ) -> bytes:
+        """Replace the state of a key, and return the row that says what has changed.
+
+        If not all of it is to be written, ``queue`` is what the queue was before.
+        """
         if state.blank:
             states.pop(name, None)
             return name
-        if isinstance(places := state.places, _Queue):
-            changed, places.changed = places.changed, set()
-            if is_long and 2 * len(changed) < len(places):
+        if queue is not None:
+            left, new = _differences(queue, state.places)
+            if 2 * (len(left) + len(new)) < len(state.places):
                 states[name] = state
-                new = {each: places[each] for each in changed if each in places}
-                left = " ".join(each for each in changed if each not in places)
-                start = f"{'+' if new else '-'}{left}\t".encode()
+                start = f"{'+' if new else '-'}{' '.join(left)}\t".encode()
                 return name + b"\t" + start + to_bytes(state._replace(places=new))
         states[name] = encoded = to_bytes(state)
         self._last = encoded, state
         return name + b"\t" + encoded
 
-    def _read(self, known: _Record) -> _Record:
-        """Return what the file has, of which this is known."""
+    def _read(self) -> _Record:
+        """Return what the file has. Until it is known again, after a failure too, all of it is read."""
+        known, self._known = self._known, None
         if not self._half:
             self._reserve(0, 2 * _FIRST_SLOT)
-        slot, other = known.slot, 1 - known.slot
-        former, self._headers[other] = self._headers[other], self._header_at(other, 0)
-        if known is not _EMPTY and former == self._headers[other]:
-            return self._followed(known) if known.end > _LONG else known
-        self._headers[slot] = self._header_at(slot, 0)
+        other = 1 - known.slot if known else 0
+        former, header = self._headers[other], os.pread(self._fd, _HEADER.size, other * self._half)
+        if known and former == header:
+            if known.end > _LONG:
+                self._follow(known)
+            return known
+        self._headers[other] = header
+        self._headers[1 - other] = os.pread(self._fd, _HEADER.size, (1 - other) * self._half)
         headers = [_HEADER.unpack(each) for each in self._headers]
         highest = max(sequence for _, sequence, *_ in headers)
         for slot in (0, 1) if headers[0][1] == highest else (1, 0):
-            record = self._followed(_Record(0, slot, 0, 0, {}))
+            record = _Record(slot=slot)
+            self._follow(record)
             if record.end:
-                return record._replace(sequence=max(record.sequence, highest))
+                record.sequence = max(record.sequence, highest)
+                return record
         # Else the file is new, or its first writer was killed, or the machine has crashed.
         ours = all(_MAGIC.startswith(magic.rstrip(b"\0")) for magic, *_ in headers)
         if not ours or all(boot == self._boot for *_, boot in headers):
@@ -293,41 +274,46 @@ class RecordFile:
                 f"{self.path} is damaged, or of another version of weblock: stop all processes that lock"
                 " here, and remove it"
             )
-        return _EMPTY._replace(sequence=highest, states={})
+        return _Record(highest)
 
-    def _followed(self, record: _Record) -> _Record:
-        """Return a record with the entries that are behind it by now."""
-        sequence, slot, end, fence, states = record
+    def _follow(self, record: _Record) -> None:
+        """Add to a record the entries that are behind it by now."""
         changes: dict[bytes, list[bytes]] = {}
-        header = self._header_at(slot, end) if end else self._headers[slot]
-        while len(header) == _HEADER.size:
-            magic, number, length, checksum, boot = _HEADER.unpack(header)
-            start = end + _HEADER.size
-            if magic != _MAGIC or number <= sequence or not 0 < length <= self._half - start:
+        block, at = b"", 0
+        while not record.end or record.end > _LONG:
+            room = self._half - record.end - _HEADER.size
+            place = record.slot * self._half + record.end
+            if len(block) < at + _HEADER.size:
+                block, at = os.pread(self._fd, min(_BLOCK, room + _HEADER.size), place), 0
+                if len(block) < _HEADER.size:
+                    break
+            magic, number, length, checksum, boot = _HEADER.unpack_from(block, at)
+            if magic != _MAGIC or number <= record.sequence or not 0 < length <= room:
                 break
-            payload = os.pread(self._fd, length, slot * self._half + start)
+            at += _HEADER.size + length
+            payload = block[at - length : at]
+            if len(block) < at:
+                payload = os.pread(self._fd, length, place + _HEADER.size)
             if zlib.crc32(payload, number & 0xFFFFFFFF) != checksum:
                 break
-            sequence, end = number, start + length
-            header = self._header_at(slot, end) if end > _LONG else b""
-            written, *rows = payload.split(b"\n")
-            fence = int(written)
+            record.sequence, record.end = number, record.end + _HEADER.size + length
+            fence, *rows = payload.split(b"\n")
+            record.fence = int(fence)
             for row in rows if boot == self._boot else ():
                 name, _, state = row.partition(b"\t")
                 if state.startswith((b"+", b"-")):
                     changes.setdefault(name, []).append(state)
                     continue
                 changes.pop(name, None)
-                states[name] = state
+                record.states[name] = state
                 if not state:
-                    del states[name]
+                    del record.states[name]
         for name, those in changes.items():
-            states[name] = self._changed(states[name], those)
-        return _Record(sequence, slot, end, fence, states)
+            record.states[name] = self._changed(record.states[name], those)
 
     def _changed(self, state: bytes | KeyState, changes: Sequence[bytes]) -> KeyState:
         """Return a state with changes of its queue, which others may be reading meanwhile."""
-        places = _Queue(self._decoded(state).places)
+        places = self._decoded(state).places.copy()
         for count, change in enumerate(changes, start=1):
             left, _, encoded = change[1:].partition(b"\t")
             for owner in left.decode().split(" "):
@@ -338,15 +324,13 @@ class RecordFile:
                 places.update(state.places)
         return self._decoded(state)._replace(places=places)
 
-    def _header_at(self, slot: int, offset: int) -> bytes:
-        return os.pread(self._fd, _HEADER.size, slot * self._half + offset)
-
-    def _write(self, record: _Record, rows: list[bytes], now: float) -> _Record:
+    def _write(self, record: _Record, rows: list[bytes], now: float) -> None:
         """Write rows that have changed behind a long record, else all rows into the other slot."""
         if record.end > _LONG:
             payload = b"\n".join([b"%d" % record.fence, *rows])
             if record.end + _HEADER.size + len(payload) <= self._half - _HEADROOM:
-                return self._put(record, payload, record.slot, record.end)
+                self._put(record, payload, record.slot, record.end)
+                return
         payload = _all_rows(record)
         if len(payload) > self._room:
             # Some keys may never be asked for again.
@@ -356,39 +340,39 @@ class RecordFile:
             payload = _all_rows(record)
             while len(payload) > self._room:
                 try:
-                    record = self._enlarge(record)
+                    self._enlarge(record)
                 except EngineUnavailable:
                     # The headroom is for renewals and releases, which add next to nothing.
                     former = max(record.end, self._half - _HEADROOM)
                     if len(payload) > min(former + _HEADROOM // 8, self._half) - _HEADER.size:
                         raise
                     break
-        return self._put(record, payload, 1 - record.slot, 0)
+        self._put(record, payload, 1 - record.slot, 0)
 
-    @property
-    def _room(self) -> int:
-        """The length of a record in this file. A long one has as much again for entries behind it."""
-        return self._half // 2 if self._half > _LONG else self._half - _HEADROOM
-
-    def _put(self, record: _Record, payload: bytes, slot: int, offset: int) -> _Record:
-        """Write an entry, and return the record that ends with it."""
-        sequence, end = record.sequence + 1, offset + _HEADER.size + len(payload)
+    def _put(self, record: _Record, payload: bytes, slot: int, offset: int) -> None:
+        """Write an entry, with which the record ends then."""
+        sequence = record.sequence + 1
         checksum = zlib.crc32(payload, sequence & 0xFFFFFFFF)
         header = _HEADER.pack(_MAGIC, sequence, len(payload), checksum, self._boot)
         _write_all(self._fd, header + payload, slot * self._half + offset)
         if not offset:
             self._headers[slot] = header
-        return _Record(sequence, slot, end, record.fence, record.states)
+        record.sequence, record.slot = sequence, slot
+        record.end = offset + _HEADER.size + len(payload)
 
-    def _enlarge(self, record: _Record) -> _Record:
+    def _enlarge(self, record: _Record) -> None:
         """Make both slots twice as large. Only what is in the first one stays where it is."""
         if 2 * self._half > _LARGEST_SLOT:
             raise self._directory.unavailable("too many callers are waiting on this machine")
-        if record.slot and (former := self._followed(_Record(0, 1, 0, 0, {}))).end:
-            former = former._replace(sequence=record.sequence)
-            record = record._replace(sequence=self._put(former, _all_rows(former), 0, 0).sequence)
+        if record.slot:
+            former = _Record()
+            self._follow(former)
+            if former.end:
+                former.sequence = record.sequence
+                self._put(former, _all_rows(former), 0, 0)
+                record.sequence = former.sequence
         self._reserve(2 * self._half, 2 * self._half)
-        return record._replace(slot=0)
+        record.slot = 0
 
     def _reserve(self, offset: int, size: int) -> None:
         """Write zeros, so that later writes there need no more room."""
@@ -402,19 +386,38 @@ class RecordFile:
 
     def _resized(self, size: int) -> None:
         """Record a file's new size, and forget what was in its slots."""
-        self._known = _EMPTY
+        self._known = None
         self._half = _FIRST_SLOT if size >= 2 * _FIRST_SLOT else 0
         while 0 < 4 * self._half <= size:
             self._half *= 2
+        # A long record has as much room again for entries behind it.
+        self._room = self._half // 2 if self._half > _LONG else self._half - _HEADROOM
         self._size = size  # Last: after an exception of a signal handler, all of it is done again.
 
 
 def _all_rows(record: _Record) -> bytes:
     rows = [
         name + b"\t" + (to_bytes(state) if isinstance(state, KeyState) else state)
-        for name, state in list(record.states.items())
+        for name, state in record.states.items()
     ]
     return b"\n".join([b"%d" % record.fence, *rows])
+
+
+def _differences(
+    before: dict[str, Place], after: dict[str, Place]
+) -> tuple[Sequence[str], dict[str, Place]]:
+    """Return the owners that have left a queue, and the places that are new in it or have changed."""
+    owners, former, later = [*before], [*before.values()], [*after.values()]
+    first = later[0].claim.owner if later else ""
+    gone = owners.index(first) if first in before else len(owners)
+    stay = len(owners) - gone
+    if former[gone:] == later[:stay]:  # As in most steps: all others stay as they are.
+        return owners[:gone], {each.claim.owner: each for each in later[stay:]}
+    kept = [owner for owner in owners if owner in after]
+    if kept != [*after][: len(kept)]:  # One has left and has come again, to the end.
+        return owners, after
+    changed = {owner: each for owner, each in after.items() if before.get(owner) is not each}
+    return [owner for owner in owners if owner not in after], changed
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:
