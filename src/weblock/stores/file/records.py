@@ -398,7 +398,7 @@ class RecordFile:
 def _all_rows(record: _Record) -> bytes:
     rows = [
         name + b"\t" + (to_bytes(state) if isinstance(state, KeyState) else state)
-        for name, state in record.states.items()
+        for name, state in list(record.states.items())
     ]
     return b"\n".join([b"%d" % record.fence, *rows])
 
