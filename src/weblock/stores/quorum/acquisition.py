@@ -10,6 +10,7 @@ it knows the claim's lease: it might have forgotten a later one. So it has no vo
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -39,8 +40,8 @@ class Acquisition:
         """Its place in the order of all waiters, the same on all servers; none before it asks."""
         self.fence: int | None = None
         """What a majority has agreed on; none before that."""
-        self.asked: list[int] = []
-        """The server of each of its requests. These servers may know of it."""
+        self.asked: Counter[int] = Counter()
+        """How many requests each server was sent. These servers may know of it."""
         self.under_way: set[tuple[object, int]] = set()
         """Its requests that were not answered, each to one server. They may still take effect."""
         self.over = False
@@ -61,7 +62,7 @@ class Acquisition:
 
     def asks(self, servers: Iterable[int]) -> None:
         """Forget the servers' notifications: their answers to a new request replace them."""
-        self.asked.extend(servers)
+        self.asked.update(servers)
         with self._guard:
             for server in servers:
                 self._notified.discard(server)
@@ -70,7 +71,7 @@ class Acquisition:
 
     def may_repeat(self) -> bool:
         """Note that one of the requests is sent once more, and return whether it still may be."""
-        self.asked *= 2  # Each of them may be the one.
+        self.asked.update(list(self.asked))  # Each of the servers may be the one.
         return not self.over
 
     def waits(self, votes: Votes, *, still: bool = False) -> None:

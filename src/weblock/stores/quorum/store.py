@@ -70,7 +70,7 @@ class QuorumStore(Store):
                         return outcome
                 case Busy() as busy:
                     # Some servers may have granted what others refused.
-                    elsewhere = bool({*acquisition.asked} - votes.answers(Busy).keys())
+                    elsewhere = bool(acquisition.asked.keys() - votes.answers(Busy).keys())
                     if not elsewhere:
                         self._engine.acquisitions.pop(claim.owner, None)
                     return Reply(busy._replace(elsewhere=elsewhere), outcome.now)
@@ -157,7 +157,7 @@ class QuorumStore(Store):
         if acquisition:
             acquisition.over = True  # Before we look whether a repair is under way.
             # Servers that were never asked have nothing to release.
-            servers = frozenset(acquisition.asked)
+            servers = frozenset(list(acquisition.asked))
             late = {server for _, server in list(acquisition.under_way)}
             longest = max(void, 2 * acquisition.claim.ttl + LATEST)
 
@@ -166,11 +166,11 @@ class QuorumStore(Store):
             if not acquisition or server not in late:
                 return await store.release(key, owner, void=void)
             released = None
-            if acquisition.asked.count(server) == 1:
+            if acquisition.asked[server] == 1:
                 # What a server releases, it has granted: then its only request is not late.
                 reply = await store.release(key, owner, void=void)
                 released = reply if type(reply.answer) is Released else None
-                if released and acquisition.asked.count(server) == 1:
+                if released and acquisition.asked[server] == 1:
                     return released
             reply = await store.release(key, owner, void=longest)  # Which rejects late requests.
             return released or reply
@@ -182,7 +182,8 @@ class QuorumStore(Store):
             return released or Reply(Gone(), votes.sent)
         if acquisition:
             # Those that may know of it are asked again later.
-            acquisition.asked = [each for each in acquisition.asked if each in votes.silent]
+            for server in set(acquisition.asked) - set(votes.silent):
+                del acquisition.asked[server]
         failure = self._unavailable(votes)
         raise Unfinished(failure.engine, failure.reason, released.answer) if released else failure
 
