@@ -2,8 +2,8 @@
 
 A caller that finds no value acquires the lock of the key and looks again, because another may
 have computed it meanwhile. The cache knows a value by the namespace and the key, as the engine knows
-the lock: applications that share a cache do not share their values. An entry says until when it is fresh, so any cache will do, even one
-without expiry.
+the lock: applications that share a cache do not share their values. An entry says until when it is
+fresh, so any cache will do, even one without expiry.
 """
 
 from __future__ import annotations

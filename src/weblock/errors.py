@@ -279,7 +279,10 @@ class IdempotencyKeyInvalid(WeblockError):
 
     def __init__(self, header: str, reason: str, missing: bool = False) -> None:
         super().__init__(
-            f"the request has no usable {header} header: {reason}", *(header, reason, missing)
+            f"the request has no usable {header} header: {reason}",
+            header,
+            reason,
+            missing,
         )
         if missing:
             self.code = "idempotency_key_missing"
@@ -311,7 +314,8 @@ class TooManyAnswers(WeblockError):
         super().__init__(
             f"max_answers={most} answers are stored for this caller: raise max_answers=, or lower"
             " keep=",
-            *(most, retry_after),
+            most,
+            retry_after,
         )
         self.retry_after = retry_after
 

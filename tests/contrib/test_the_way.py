@@ -71,11 +71,22 @@ async def test_the_way_of_a_request_on_redis_stays_short():
     assert way.changes <= 70
 
 
+async def serve_under(watch, note, app):
+    """Serve a request while ``sys.settrace`` or ``sys.setprofile`` calls a function."""
+    exchange = Exchange(path="/items/7")
+    watch(note)
+    try:
+        await app(exchange.scope, exchange.receive, exchange.send)
+    finally:
+        watch(None)
+    assert exchange.status == 200
+
+
 async def lines_of(app):
     """The lines of Python that a request takes, whoever wrote them: the fewest, as in ``way_of``."""
     fewest = math.inf
     for _ in range(6):
-        exchange, lines = Exchange(path="/items/7"), 0
+        lines = 0
 
         def note(_frame, event, _argument):
             nonlocal lines
@@ -83,12 +94,7 @@ async def lines_of(app):
             return note
 
         gc.collect()
-        sys.settrace(note)
-        try:
-            await app(exchange.scope, exchange.receive, exchange.send)
-        finally:
-            sys.settrace(None)
-        assert exchange.status == 200
+        await serve_under(sys.settrace, note, app)
         fewest = min(fewest, lines)
     return fewest
 
@@ -136,13 +142,7 @@ async def test_a_request_rarely_asks_for_its_process_and_its_event_loop(url):
             if event == "c_call" and frame.f_code.co_filename.startswith(OURS):
                 asked[function.__name__.removeprefix("_")] += 1
 
-        exchange = Exchange(path="/items/7")
-        sys.setprofile(note)
-        try:
-            await app(exchange.scope, exchange.receive, exchange.send)
-        finally:
-            sys.setprofile(None)
-        assert exchange.status == 200
+        await serve_under(sys.setprofile, note, app)
     await locks.close()
     assert asked["getpid"] <= 3
     assert asked["get_running_loop"] <= 2

@@ -296,7 +296,7 @@ class _RecordCells:
         for file in range(FILES):
             if self._engine.open().records[file].written_at:  # To look is no reason to make one.
                 _, states = await self._visit(file, (), patience)
-                names += [name.decode() for name in tuple(states)]
+                names += [name.decode() for name in list(states)]
         return [name for name in names if name.startswith(prefix)]
 
     async def mark(self, key: str, keep: float | None) -> None:
