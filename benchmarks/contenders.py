@@ -259,6 +259,22 @@ def _advisory(target: Target, _directory: Path) -> Section:
     return section
 
 
+def _updates(target: Target, _directory: Path) -> Section:
+    connection = psycopg.connect(target.urls[0], autocommit=True)
+    connection.execute("CREATE TABLE IF NOT EXISTS updates (key text PRIMARY KEY, owner text)")
+    connection.execute("INSERT INTO updates VALUES (%s, '') ON CONFLICT DO NOTHING", [target.key])
+
+    @contextlib.contextmanager
+    def section() -> Iterator[None]:
+        connection.execute("UPDATE updates SET owner = 'it' WHERE key = %s", [target.key])
+        try:
+            yield
+        finally:
+            connection.execute("UPDATE updates SET owner = '' WHERE key = %s", [target.key])
+
+    return section
+
+
 def _filelock(target: Target, directory: Path) -> Section:
     lock = FileLock(directory / f"filelock-{target.key}")
     return lambda: lock
@@ -313,6 +329,7 @@ GRELMICRO = Peer(f"grelmicro {_version('grelmicro')}, asyncio", Asyncio, _grelmi
 POTTERY_ASYNCIO = Peer("pottery, asyncio", Asyncio, _pottery_asyncio, "pottery")
 REDLOCK_PY = Peer("redlock-py", Blocking, _redlock_py, "redlock")
 ADVISORY = Peer("pg_advisory_lock, psycopg", Blocking, _advisory)
+UPDATES = Peer("floor: psycopg, two UPDATEs of a row", Blocking, _updates)
 FILELOCK = Peer("filelock", Blocking, _filelock)
 FILELOCK_ASYNCIO = Peer("filelock, asyncio", Asyncio, _filelock_asyncio)
 SQLITE = Peer("SQLite BEGIN IMMEDIATE", Blocking, _sqlite)

@@ -299,7 +299,7 @@ _HOT_BLOCKING: Final = (peers.WEBLOCK, peers.PUSH, peers.PYTHON_REDIS_LOCK)
 _HOT_ASYNCIO: Final = (peers.WEBLOCK_ASYNCIO, peers.PUSH, peers.REDIS_PY_ASYNCIO)
 _REDLOCK: Final = (peers.WEBLOCK, peers.REDLOCK_PY)
 _REDLOCK_ASYNCIO: Final = (peers.WEBLOCK_ASYNCIO, peers.POTTERY_ASYNCIO)
-_POSTGRESQL: Final = (peers.WEBLOCK, peers.ADVISORY)
+_POSTGRESQL: Final = (peers.WEBLOCK, peers.UPDATES, peers.ADVISORY)
 _UNWRITTEN: Final = replace(peers.ADVISORY, name=f"floor, never written: {peers.ADVISORY.name}")
 _POSTGRESQL_ASYNCIO: Final = (peers.WEBLOCK_ASYNCIO, _UNWRITTEN, peers.GRELMICRO)
 

@@ -33,7 +33,6 @@ import threading
 import weakref
 from contextlib import ExitStack, suppress
 from os import getpid
-from types import SimpleNamespace
 from typing import Final, Protocol
 
 __all__ = ["Mutex", "close_in_children", "enter_child", "getpid", "process", "reset_after_fork"]
@@ -56,11 +55,19 @@ class Open(Protocol):
         """Return the number of its descriptor, which is negative if that is closed. Acquires no mutex."""
 
 
-process: Final = SimpleNamespace(pid=getpid())
-"""The process that all objects here belong to.
+class Process:
+    """The process that all objects here belong to.
 
-Its id differs from ``getpid()`` in a child that has not replaced the objects of its parent.
-"""
+    Its id differs from ``getpid()`` in a child that has not replaced the objects of its parent.
+    """
+
+    __slots__ = ("pid",)
+
+    def __init__(self) -> None:
+        self.pid = getpid()
+
+
+process: Final = Process()
 
 # By identity, since some that heed forks compare by value and cannot be hashed.
 _resetting: Final[weakref.WeakValueDictionary[int, Forking]] = weakref.WeakValueDictionary()

@@ -242,10 +242,10 @@ class Clocks:
         """
         least, most = time - received, time - sent
         self._ahead[server] = ahead = min(max(self._ahead.get(server, least), least), most)
-        foremost = max(list(self._ahead), key=self._ahead.__getitem__)
-        behind = self._ahead[foremost] - ahead
+        behind = max(list(self._ahead.values())) - ahead
         if behind > APART and server not in self._warned:
             self._warned.add(server)
+            foremost = max(list(self._ahead), key=self._ahead.__getitem__)
             logger.warning(
                 "the clock of %s is %.0f s behind the clock of %s: if that server loses its data,"
                 " fences might decrease by as much. Synchronize both clocks with a time server"

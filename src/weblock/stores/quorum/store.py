@@ -264,7 +264,7 @@ class QuorumStore(Store):
         acquisition: Acquisition | None = None,
         *,
         before: Votes | None = None,
-        enough: Callable[[Votes], bool] = lambda _tally: False,
+        enough: Callable[[Votes], bool] | None = None,
     ) -> Votes:
         """Return each server's answer, or only those that have come when they are ``enough``.
 
@@ -286,6 +286,9 @@ class QuorumStore(Store):
             began = before.sent if before else sent
             return Votes(len(self._stores), began, dict(sorted(found.items())))
 
+        def is_enough() -> bool:
+            return enough is not None and enough(votes())
+
         async def ask(server: int) -> None:
             try:
                 answer = replies[server] = await question(self._stores[server])
@@ -305,9 +308,9 @@ class QuorumStore(Store):
             if isinstance(answer, Reply):
                 clocks.heard(server, answer.now, sent=sent, received=received)
 
-        await self._send([ask(server) for server in asked], lambda: enough(votes()))
+        await self._send([ask(server) for server in asked], is_enough)
         late = [server for server in asked if server not in replies]
-        if late and not enough(votes()):
+        if late and not is_enough():
             for server in late:
                 silent = EngineUnavailable(self._engine.names[server], "no answer yet")
                 replies[server] = silent

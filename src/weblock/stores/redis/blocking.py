@@ -74,8 +74,6 @@ class BlockingLink(Link[list[Any]]):
         self.used_at = time.monotonic()
         self.alive = True
         """Whether nothing has gone wrong on it yet, and no caller is in the middle of a request."""
-        self.home: BlockingLinks | None = None
-        """Its pool, also while it is lent to another."""
         time_out_in_kernel(self._socket)
         self._polls = self._socket.gettimeout() is None
         self._send = self._socket.sendall
@@ -292,13 +290,7 @@ class BlockingLinks(Links):
             return lent
         return link
 
-    def give_back(self, link: Link[Any]) -> None:
-        if isinstance(link, Loan):  # It stays with its loop.
-            return
-        assert isinstance(link, BlockingLink)
-        if link.home and link.home is not self:
-            link.home.give_back(link)
-            return
+    def give_back(self, link: BlockingLink) -> None:
         if link.alive:
             link.used_at = self._silence.answered_at = time.monotonic()
             wanted = self._wanted[link.address]

@@ -109,9 +109,11 @@ class Call:
 
     def command(self, run: str, recovery: str, where: str, *, whole: bool = False) -> bytes:
         """Return the command that runs the script by its name, or by its text where it is not known."""
-        script = self.script
-        how = ("EVAL", script.text) if whole else ("EVALSHA", script.sha)
-        return _pack((*how, len(self.keys), *self.keys, run, recovery, where, *self.args))
+        facts = run, recovery, where
+        if whole:
+            how = "EVAL", self.script.text, f"{len(self.keys)}"
+            return _pack((*how, *self.keys, *facts, *self.args))
+        return _head(self.script.sha, self.keys, facts, len(self.args)) + _bulks(self.args)
 
 
 def packed(*parts: str | int) -> bytes:
@@ -120,6 +122,18 @@ def packed(*parts: str | int) -> bytes:
 
 
 _pack = cast("Callable[[tuple[str | int, ...]], bytes]", hiredis.pack_command)
+
+
+@lru_cache(1024)
+def _head(sha: str, keys: tuple[str, ...], facts: tuple[str, str, str], more: int) -> bytes:
+    """Return what is the same in most commands: all but the ``more`` last parts. To pack it takes longest."""
+    parts = ("EVALSHA", sha, f"{len(keys)}", *keys, *facts)
+    return b"*%d\r\n%b" % (len(parts) + more, _bulks(parts))
+
+
+def _bulks(parts: tuple[str, ...]) -> bytes:
+    """Return parts of a command, without the number of its parts."""
+    return _pack(parts).partition(b"\r\n")[2]
 
 
 @lru_cache(256)

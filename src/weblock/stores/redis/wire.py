@@ -103,7 +103,7 @@ class Wire:
                     command = call.command(link.incarnation, self._recovery.micros, self._where)
                     reply = await link.ask(command)
                 finally:
-                    links.give_back(link)
+                    link.home.give_back(link)
             except FAILURES as error:
                 if address:
                     nodes.doubt(address, error)
@@ -224,7 +224,7 @@ class Wire:
             try:
                 return await work(link)
             finally:
-                self.links.give_back(link)
+                link.home.give_back(link)
         except FAILURES as error:
             self._nodes.doubt(address, error)
             return error

@@ -43,9 +43,10 @@ class ByLoop(Generic[T]):
         loop, latest = asyncio.get_running_loop(), self.latest()
         if latest and latest.loop is loop:  # As it is nearly always.
             return latest
-        kept: weakref.WeakKeyDictionary[ByLoop[T], T] = vars(loop).setdefault(
-            _KEPT, weakref.WeakKeyDictionary()
-        )
+        kept: weakref.WeakKeyDictionary[ByLoop[T], T] | None = getattr(loop, _KEPT, None)
+        if kept is None:  # Not by ``vars``: Python reads the attributes of a loop more slowly then.
+            kept = weakref.WeakKeyDictionary()
+            setattr(loop, _KEPT, kept)
         found = kept.get(self)
         if found is None:
             for made in list(self._made):
@@ -65,7 +66,7 @@ class ByLoop(Generic[T]):
     def close(self) -> None:
         """End everything, each in its own loop."""
         for each in self.all():
-            vars(each.loop)[_KEPT].pop(self, None)
+            getattr(each.loop, _KEPT).pop(self, None)
             if each.loop is running_loop():
                 each.close()
             else:
