@@ -48,7 +48,7 @@ class SimulatedLink:
         self.address = ADDRESS
         self.alive = True
         self.life = links.engine.life
-        self._links = links
+        self.home = links
         self._connection = Connection()
         self._under_way: list[Exchange] = []
 
@@ -57,7 +57,7 @@ class SimulatedLink:
         return reply
 
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
-        links = self._links
+        links = self.home
         if not self.alive:
             raise exceptions.ConnectionError("the connection was closed")
         exchange = Exchange(links.at, self._connection, parcel(commands, self.life))
@@ -92,7 +92,7 @@ class SimulatedLink:
         assert isinstance(replies, Replies)
         if isinstance(replies.raw[0], exceptions.ConnectionError):
             self.discard()
-            self._links.log.sometimes("connection reset by a restart")
+            self.home.log.sometimes("connection reset by a restart")
             raise replies.raw[0]
         return replies.raw
 

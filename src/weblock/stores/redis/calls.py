@@ -113,7 +113,8 @@ class Call:
         if whole:
             how = "EVAL", self.script.text, f"{len(self.keys)}"
             return _pack((*how, *self.keys, *facts, *self.args))
-        return _head(self.script.sha, self.keys, facts, len(self.args)) + _bulks(self.args)
+        head = _head(self.script.sha, self.keys, facts, len(self.args))
+        return head + _pack(self.args).partition(b"\r\n")[2]
 
 
 def packed(*parts: str | int) -> bytes:
@@ -128,12 +129,7 @@ _pack = cast("Callable[[tuple[str | int, ...]], bytes]", hiredis.pack_command)
 def _head(sha: str, keys: tuple[str, ...], facts: tuple[str, str, str], more: int) -> bytes:
     """Return what is the same in most commands: all but the ``more`` last parts. To pack it takes longest."""
     parts = ("EVALSHA", sha, f"{len(keys)}", *keys, *facts)
-    return b"*%d\r\n%b" % (len(parts) + more, _bulks(parts))
-
-
-def _bulks(parts: tuple[str, ...]) -> bytes:
-    """Return parts of a command, without the number of its parts."""
-    return _pack(parts).partition(b"\r\n")[2]
+    return b"*%d\r\n%b" % (len(parts) + more, _pack(parts).partition(b"\r\n")[2])
 
 
 @lru_cache(256)
