@@ -151,7 +151,7 @@ class Link(Generic[R]):
         self.address = address
         self.timeout = timeout
         self.home = Links()
-        """Where it is given back, whoever has it. One of an event loop stays with its loop."""
+        """The pool that it belongs to, also while it is lent. One of an event loop belongs to none."""
         self.failure: Exception | None = None
         reader = hiredis.Reader(replyError=Errors.parse_error, notEnoughData=INCOMPLETE)
         self._feed, self._next_reply = reader.feed, reader.gets
