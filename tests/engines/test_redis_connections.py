@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import signal
@@ -387,6 +388,17 @@ async def test_a_caller_that_is_alone_writes_at_once(server: Server) -> None:
         assert len(written) == number + 1
         assert await reply == str(number).encode()
     link.discard()
+
+
+def test_a_connection_does_not_slow_its_event_loop_down(server: Server) -> None:
+    """CPython reads attributes from a dict of the object, once there is one, in several times as long."""
+
+    async def lock() -> list[object]:
+        async with AsyncLocks.from_url(server.url(recovery="off")) as locks, locks.hold("a"):
+            return gc.get_referents(asyncio.get_running_loop())
+
+    found = asyncio.run(lock())
+    assert not any(type(each) is dict and "_ready" in each for each in found)
 
 
 async def test_callers_of_one_turn_share_their_writes(server: Server) -> None:
