@@ -244,35 +244,39 @@ def _redlock_py(target: Target, _directory: Path) -> Section:
     return section
 
 
-def _advisory(target: Target, _directory: Path) -> Section:
-    # It belongs to a session: each waiter needs a connection of its own, also while it waits.
+def _statements(
+    target: Target, _directory: Path, *, enter: bytes, leave: bytes, before: tuple[bytes, ...] = ()
+) -> Section:
+    # An advisory lock belongs to a session: each waiter needs a connection of its own, also while it waits.
     connection = psycopg.connect(target.urls[0], autocommit=True)
+    for statement in before:
+        connection.execute(statement, {"key": target.key})
 
     @contextlib.contextmanager
     def section() -> Iterator[None]:
-        connection.execute("SELECT pg_advisory_lock(hashtext(%s))", [target.key])
+        connection.execute(enter, [target.key])
         try:
             yield
         finally:
-            connection.execute("SELECT pg_advisory_unlock(hashtext(%s))", [target.key])
+            connection.execute(leave, [target.key])
 
     return section
 
 
-def _updates(target: Target, _directory: Path) -> Section:
-    connection = psycopg.connect(target.urls[0], autocommit=True)
-    connection.execute("CREATE TABLE IF NOT EXISTS updates (key text PRIMARY KEY, owner text)")
-    connection.execute("INSERT INTO updates VALUES (%s, '') ON CONFLICT DO NOTHING", [target.key])
-
-    @contextlib.contextmanager
-    def section() -> Iterator[None]:
-        connection.execute("UPDATE updates SET owner = 'it' WHERE key = %s", [target.key])
-        try:
-            yield
-        finally:
-            connection.execute("UPDATE updates SET owner = '' WHERE key = %s", [target.key])
-
-    return section
+_advisory = partial(
+    _statements,
+    enter=b"SELECT pg_advisory_lock(hashtext(%s))",
+    leave=b"SELECT pg_advisory_unlock(hashtext(%s))",
+)
+_updates = partial(
+    _statements,
+    before=(
+        b"CREATE TABLE IF NOT EXISTS bare (key text PRIMARY KEY, owner text)",
+        b"INSERT INTO bare VALUES (%(key)s, '') ON CONFLICT DO NOTHING",
+    ),
+    enter=b"UPDATE bare SET owner = 'it' WHERE key = %s",
+    leave=b"UPDATE bare SET owner = '' WHERE key = %s",
+)
 
 
 def _filelock(target: Target, directory: Path) -> Section:
