@@ -113,6 +113,7 @@ class Call:
         if whole:
             how = "EVAL", self.script.text, f"{len(self.keys)}"
             return _pack((*how, *self.keys, *facts, *self.args))
+        # Most of a command is in its start, and to pack that takes longest.
         head = _head(self.script.sha, self.keys, facts, len(self.args))
         return head + _pack(self.args).partition(b"\r\n")[2]
 
@@ -127,7 +128,7 @@ _pack = cast("Callable[[tuple[str | int, ...]], bytes]", hiredis.pack_command)
 
 @lru_cache(1024)
 def _head(sha: str, keys: tuple[str, ...], facts: tuple[str, str, str], more: int) -> bytes:
-    """Return what is the same in most commands: all but the ``more`` last parts. To pack it takes longest."""
+    """Return the start of a command, which the commands of a key share, without its ``more`` last parts."""
     parts = ("EVALSHA", sha, f"{len(keys)}", *keys, *facts)
     return b"*%d\r\n%b" % (len(parts) + more, _pack(parts).partition(b"\r\n")[2])
 

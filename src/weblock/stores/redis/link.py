@@ -84,57 +84,6 @@ class Subscription(NamedTuple):
                 self.switchboard.notify_all(CheckAgain())
 
 
-Introduce = Callable[["Link[Any]"], Awaitable[None]]
-"""Says and asks on a new connection what comes first there, or discards it and raises an error."""
-
-
-class Links:
-    """The links of one API."""
-
-    free: SimpleQueue[None] = turns(0)
-    """The permits to use a connection: see ``turns``. The caller puts back what is in its list."""
-
-    @property
-    def process(self) -> str:
-        """The channel on which the waiters here are notified."""
-        raise NotImplementedError
-
-    def take(
-        self, address: Address, permits: list[None], introduce: Introduce, *, beside: bool = False
-    ) -> Awaitable[Link[Any]]:
-        """Return a connection, which may have to be made or waited for.
-
-        Takes a permit unless there is one in ``permits``. ``beside`` is for a request in ``together``.
-        """
-        raise NotImplementedError
-
-    def give_back(self, link: Any) -> None:
-        """Keep a connection for the next caller, or drop one that has failed."""
-
-    def lend(self, address: Address) -> BlockingLink | Loan | None:
-        """Return the next connection that is free, for the keeper, which gives it back soon."""
-
-    def listen(self) -> None:
-        """Start to receive notifications."""
-
-    def aside(self, work: Callable[[], None]) -> Awaitable[None]:
-        """Run something that blocks, without delaying other callers.
-
-        It does the same each time: callers that come while it runs wait for its end.
-        """
-        raise NotImplementedError
-
-    def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> Awaitable[None]:
-        """Run several requests side by side, none of which raises."""
-        raise NotImplementedError
-
-    def move(self) -> None:
-        """Leave a server that is no longer one of ours: listen elsewhere, close what is open. From any thread."""
-
-    def close(self) -> None:
-        """End all connections, and those in use when they come back."""
-
-
 class Link(Generic[R]):
     """One connection, from its handshake on. ``R`` is a request in flight, as the driver notes it.
 
@@ -194,3 +143,54 @@ class Link(Generic[R]):
     def _end(self, failure: Exception) -> None:
         """End the connection for this reason, unless it has ended. Tells the requests in flight."""
         raise NotImplementedError
+
+
+Introduce = Callable[[Link[Any]], Awaitable[None]]
+"""Says and asks on a new connection what comes first there, or discards it and raises an error."""
+
+
+class Links:
+    """The links of one API."""
+
+    free: SimpleQueue[None] = turns(0)
+    """The permits to use a connection: see ``turns``. The caller puts back what is in its list."""
+
+    @property
+    def process(self) -> str:
+        """The channel on which the waiters here are notified."""
+        raise NotImplementedError
+
+    def take(
+        self, address: Address, permits: list[None], introduce: Introduce, *, beside: bool = False
+    ) -> Awaitable[Link[Any]]:
+        """Return a connection, which may have to be made or waited for.
+
+        Takes a permit unless there is one in ``permits``. ``beside`` is for a request in ``together``.
+        """
+        raise NotImplementedError
+
+    def give_back(self, link: Any) -> None:
+        """Keep a connection for the next caller, or drop one that has failed."""
+
+    def lend(self, address: Address) -> BlockingLink | Loan | None:
+        """Return the next connection that is free, for the keeper, which gives it back soon."""
+
+    def listen(self) -> None:
+        """Start to receive notifications."""
+
+    def aside(self, work: Callable[[], None]) -> Awaitable[None]:
+        """Run something that blocks, without delaying other callers.
+
+        It does the same each time: callers that come while it runs wait for its end.
+        """
+        raise NotImplementedError
+
+    def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> Awaitable[None]:
+        """Run several requests side by side, none of which raises."""
+        raise NotImplementedError
+
+    def move(self) -> None:
+        """Leave a server that is no longer one of ours: listen elsewhere, close what is open. From any thread."""
+
+    def close(self) -> None:
+        """End all connections, and those in use when they come back."""

@@ -44,7 +44,8 @@ class ByLoop(Generic[T]):
         if latest and latest.loop is loop:  # As it is nearly always.
             return latest
         kept: weakref.WeakKeyDictionary[ByLoop[T], T] | None = getattr(loop, _KEPT, None)
-        if kept is None:  # Not by ``vars``: Python reads the attributes of a loop more slowly then.
+        if kept is None:
+            # After ``vars(loop)``, CPython would read all attributes of the loop more slowly.
             kept = weakref.WeakKeyDictionary()
             setattr(loop, _KEPT, kept)
         found = kept.get(self)
