@@ -459,6 +459,19 @@ class Locker:
 class Acquisition:
     """One acquisition of one key, from the first request until it holds or has left no trace."""
 
+    _leaves_traces = False
+    """Whether the engine may have a lease or a place of this owner."""
+    _in_doubt = False
+    """Whether a request may still take effect."""
+    _place: Waiter | None = None
+    """What the keeper keeps, once the caller waits."""
+    _busy: Busy | None = None
+    """The answer that the caller was not let into the queue."""
+    _pause = FIRST_PAUSE
+    """How long to pause after the next failure of the engine."""
+    _failing_since: float | None = None
+    """When the first request was sent of those that have failed in a row."""
+
     def __init__(  # noqa: PLR0917 - each request calls it, and by position takes half the time
         self,
         locker: Locker,
@@ -488,18 +501,6 @@ class Acquisition:
         ttl = terms.ttl if terms.max_hold is None else terms.first_ttl
         self._claim = Claim(owner, locker.store.process, ttl, label, terms.limit)
         self._mailbox = runtime.mailbox()
-        self._leaves_traces = False
-        """Whether the engine may have a lease or a place of this owner."""
-        self._in_doubt = False
-        """Whether a request may still take effect."""
-        self._place: Waiter | None = None
-        """What the keeper keeps, once the caller waits."""
-        self._busy: Busy | None = None
-        """The answer that the caller was not let into the queue."""
-        self._pause = FIRST_PAUSE
-        """How long to pause after the next failure of the engine."""
-        self._failing_since: float | None = None
-        """When the first request was sent of those that have failed in a row."""
 
     async def run(self, holdings: Holdings[Holding]) -> Holding:
         locker, keeper, terms = self._locker, self._locker.keeper, self._terms
